@@ -1,0 +1,180 @@
+/* lla: Local Linear Attention. The C interface.
+ *
+ * Everything the library can do is reachable from here; include/lla/lla.hpp is a thin C++ layer over it.
+ *
+ * Conventions
+ *  - No function throws, exits or prints. Each returns an lla_status; lla_last_error() says in a sentence what was wrong
+ *    with the last call of this thread. A call that fails its checks writes nothing.
+ *  - Tensors are described by lla_tensor views; sizes and strides count elements. A zeroed lla_tensor means "absent".
+ *  - Layouts: q (B, Lq, Hq, D), k (B, Lk, Hkv, D), v (B, Lk, Hkv, Dv), o (B, Lq, Hq, Dv), Hq a multiple of Hkv.
+ *    Packed sequences drop the batch dimension, q (total_q, Hq, D) and so on, and give cu_seqlens_q and cu_seqlens_k.
+ *  - Structs begin with their size so that they can grow; fill them with the _init function, then set the fields you need.
+ *  - Nothing is allocated in a call: ask for the workspace size, pass a workspace. (CPU threads are kept in a pool.) */
+#ifndef LLA_LLA_H
+#define LLA_LLA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define LLA_VERSION_MAJOR 0
+#define LLA_VERSION_MINOR 1
+#define LLA_VERSION_PATCH 0
+
+#if defined(LLA_BUILDING_LIBRARY)
+#define LLA_API __attribute__((visibility("default")))
+#else
+#define LLA_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum lla_status {
+  LLA_OK = 0,
+  LLA_INVALID_ARGUMENT = 1,    /* the arguments contradict each other or the contract */
+  LLA_UNSUPPORTED = 2,         /* a legal problem that no implementation takes; the message lists each one's reason */
+  LLA_WORKSPACE_TOO_SMALL = 3, /* ask lla_forward_workspace or lla_backward_workspace */
+  LLA_OUT_OF_MEMORY = 4,
+  LLA_CUDA_ERROR = 5,
+  LLA_INTERNAL = 6
+} lla_status;
+
+typedef enum lla_dtype {
+  LLA_DTYPE_NONE = 0, /* an absent tensor */
+  LLA_F32 = 1,
+  LLA_F64 = 2,
+  LLA_BF16 = 3,
+  LLA_F16 = 4,
+  LLA_I32 = 5
+} lla_dtype;
+
+typedef enum lla_device_type { LLA_CPU = 0, LLA_CUDA = 1 } lla_device_type;
+
+typedef enum lla_solver {
+  LLA_SOLVER_AUTO = 0,  /* the planner's cost model chooses; a row conjugate gradients cannot finish is solved directly */
+  LLA_SOLVER_CG = 1,    /* matrix-free conjugate gradients */
+  LLA_SOLVER_DIRECT = 2 /* form the matrix, factor it */
+} lla_solver;
+
+typedef enum lla_weights {
+  LLA_WEIGHTS_AUTO = 0,
+  LLA_WEIGHTS_RECOMPUTE = 1, /* softmax weights are computed again in every pass over the keys */
+  LLA_WEIGHTS_CACHED = 2     /* kept per block of queries, in the workspace */
+} lla_weights;
+
+/* What a row of the info output says. */
+typedef enum lla_row_status {
+  LLA_ROW_OK = 0,
+  LLA_ROW_MAX_ITERATIONS = 1, /* the tolerance was not met; the last iterate is used */
+  LLA_ROW_BREAKDOWN = 2,      /* vanishing or non-positive curvature (or pivot); the last good iterate is used */
+  LLA_ROW_NAN = 3             /* a negative or NaN ridge, or a non-finite q, k or v in the row */
+} lla_row_status;
+
+#define LLA_MAX_DIMS 4
+
+typedef struct lla_tensor {
+  void* data;
+  int32_t dtype;        /* lla_dtype; LLA_DTYPE_NONE marks an absent tensor */
+  int32_t device_type;  /* lla_device_type */
+  int32_t device_index; /* CUDA ordinal; 0 for the CPU */
+  int32_t ndim;         /* 0 to LLA_MAX_DIMS */
+  int64_t size[LLA_MAX_DIMS];
+  int64_t stride[LLA_MAX_DIMS];
+} lla_tensor;
+
+typedef struct lla_options {
+  size_t struct_size;
+  double scale;               /* of the logits; NaN (the default) means 1/sqrt(D) */
+  double tolerance;           /* a row's solve stops at |r| <= tolerance |q - mean key|; default 1e-3 */
+  int64_t window_left;        /* keys visible to the left of the diagonal, -1 (default) unbounded */
+  int64_t window_right;       /* ... and to the right */
+  int64_t cached_weights_limit; /* bytes cached weights may take in the workspace; default 1 GiB */
+  const char* implementation; /* NULL: the first of lla_implementation_name's list that takes the problem */
+  int32_t causal;             /* default 1; the mask is aligned bottom-right when Lq != Lk */
+  int32_t max_iterations;     /* of conjugate gradients; 0 (default) means max(64, 2 D) */
+  int32_t solver;             /* lla_solver */
+  int32_t weights;            /* lla_weights */
+} lla_options;
+
+LLA_API void lla_options_init(lla_options* options);
+
+/* Give exactly one of ridge and x.
+ *   ridge: (), (Hq), (B, Lq, Hq) or (B, Lq, Hq, D), packed (total_q, Hq) or (total_q, Hq, D); f32, or f64 where q is f64.
+ *   x:     (B, Lq, Hq, D) or (total_q, Hq, D), in q's dtype or f32: attention with this x instead of a solve (Parallax).
+ * k and v have q's dtype; o has it too, or is f32. */
+typedef struct lla_forward_args {
+  size_t struct_size;
+  lla_options options;
+  lla_tensor q, k, v, ridge, x;
+  lla_tensor o;
+  /* Packed sequences only: int32 (sequences + 1), starting at 0, non-decreasing; on the tensors' device.
+   * max_seqlen_* bound the lengths (on CUDA they size the launch; on the CPU 0 means "find out"). */
+  lla_tensor cu_seqlens_q, cu_seqlens_k;
+  int64_t max_seqlen_q, max_seqlen_k;
+  /* Optional outputs. saved: one dense vector of lla_saved_size elements, f32 (f64 where q is f64), for lla_backward.
+   * iterations and row_status (int32), residual (f32; final relative residual): dense (B, Hq, Lq), packed (Hq, total_q);
+   * iterations and residual are -1 where a row was solved directly or had x given. */
+  lla_tensor saved, iterations, residual, row_status;
+  void* workspace; /* on the tensors' device, 256-byte aligned */
+  size_t workspace_bytes;
+  void* stream; /* cudaStream_t; ignored on the CPU */
+} lla_forward_args;
+
+/* Gradients: any of dq, dk, dv, dridge (or dx) may be absent. dq, dk, dv, dx have q's dtype or f32; dridge is like ridge. */
+typedef struct lla_backward_args {
+  size_t struct_size;
+  lla_options options;
+  lla_tensor q, k, v, ridge, x, saved;
+  lla_tensor grad_o;
+  lla_tensor dq, dk, dv, dridge, dx;
+  lla_tensor cu_seqlens_q, cu_seqlens_k;
+  int64_t max_seqlen_q, max_seqlen_k;
+  lla_tensor iterations, residual, row_status; /* of the solve of the backward pass */
+  void* workspace;
+  size_t workspace_bytes;
+  void* stream;
+} lla_backward_args;
+
+LLA_API void lla_forward_args_init(lla_forward_args* args);
+LLA_API void lla_backward_args_init(lla_backward_args* args);
+
+/* Queries: data pointers may be null, sizes, strides and options count. */
+LLA_API lla_status lla_forward_workspace(const lla_forward_args* args, size_t* bytes);
+LLA_API lla_status lla_backward_workspace(const lla_backward_args* args, size_t* bytes);
+/* Elements of the saved vector. Its sections, each rounded up to 4 elements, for R = B Hq Lq rows r = (b Hq + h) Lq + i
+ * (packed: R = Hq total_q, r = h total_q + i):
+ *   max[R]      integer-valued bound of the row's logits in log2 units (scale log2(e) q.k)
+ *   omega[R]    sum of exp2(logit - max); 0 for a row without keys
+ *   mean_k[R][D], mean_v[R][Dv], x[R][D] */
+LLA_API lla_status lla_saved_size(const lla_forward_args* args, int64_t* elements);
+/* The plan as text, always null-terminated; a plan longer than capacity is cut. */
+LLA_API lla_status lla_forward_plan(const lla_forward_args* args, char* text, size_t capacity);
+LLA_API lla_status lla_backward_plan(const lla_backward_args* args, char* text, size_t capacity);
+/* One line per implementation of this build: "name: yes" or "name: no, <reason>". */
+LLA_API lla_status lla_forward_explain(const lla_forward_args* args, char* text, size_t capacity);
+LLA_API lla_status lla_backward_explain(const lla_backward_args* args, char* text, size_t capacity);
+
+LLA_API lla_status lla_forward(const lla_forward_args* args);
+LLA_API lla_status lla_backward(const lla_backward_args* args);
+
+LLA_API const char* lla_version(void);
+LLA_API const char* lla_status_name(lla_status status);
+/* The reason of the last failure in this thread, "" if none; valid until this thread's next call. */
+LLA_API const char* lla_last_error(void);
+
+/* Implementations of this build in order of preference; null beyond the end. */
+LLA_API const char* lla_implementation_name(int32_t index);
+LLA_API const char* lla_implementation_description(int32_t index);
+/* What the library found on this machine: SIMD target, threads, CUDA device or the reason there is none. */
+LLA_API const char* lla_machine_description(void);
+
+/* Threads of the CPU backend; 0 restores the default (LLA_NUM_THREADS, or the cores this process may use).
+ * Results do not depend on it. */
+LLA_API lla_status lla_set_num_threads(int32_t threads);
+LLA_API int32_t lla_get_num_threads(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,49 @@
+// The implementation list: who can run a problem, with what plan, and how it is run. One ordered list, reference last.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/problem.hpp"
+#include "plan/machine.hpp"
+
+namespace lla::core {
+
+struct Implementation;
+
+// Decided once per call, before anything runs; kernels read it, people print it.
+struct Plan {
+  const Implementation* implementation = nullptr;
+  size_t workspace_bytes = 0;
+  Solver solver = Solver::cg;
+  bool cached_weights = false;
+  int block_rows = 0;  // queries per block
+  int block_keys = 0;  // keys per tile
+  int workers = 0;     // threads, or resident CUDA blocks
+  std::vector<std::pair<std::string, std::string>> notes;  // what else a reader wants to know
+
+  std::string text() const;  // one line per decision
+};
+
+struct Implementation {
+  const char* name;
+  const char* description;
+  Device device;
+  // Empty when the problem is taken, otherwise the reason it is not.
+  std::string (*refuse)(const Problem&, const Machine&);
+  Plan (*plan)(const Problem&, const Machine&);
+  Status (*forward)(const ForwardCall&, const Plan&);
+  Status (*backward)(const BackwardCall&, const Plan&);
+};
+
+// In order of preference. Each backend defines its entries; registry.cpp lists them.
+const std::vector<const Implementation*>& implementations();
+
+// The first implementation (or the one named) that takes the problem.
+Status make_plan(const Problem&, const Machine&, const char* wanted, Plan& plan);
+
+// "name: yes" or "name: no, reason", a line each.
+std::string explain(const Problem&, const Machine&);
+
+}  // namespace lla::core

@@ -1,0 +1,31 @@
+// What the planner may know of a machine. A plain value, so that any machine's plan can be made and tested on any other.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace lla::core {
+
+struct CudaDevice {
+  bool present = false;
+  std::string absent_reason = "this build has no CUDA";
+  std::string name;
+  int arch = 0;  // 90 for compute capability 9.0
+  int multiprocessors = 0;
+  int64_t shared_memory_per_block = 0;  // opt-in maximum
+  int64_t l2_bytes = 0;
+};
+
+struct Machine {
+  int threads = 1;
+  std::string simd = "none";
+  CudaDevice cuda;
+};
+
+// This machine; probing CUDA never fails, it gives a reason instead.
+Machine this_machine(int cuda_device_index);
+
+// The planner's stand-in for an H200, for tests and for planning ahead.
+Machine h200();
+
+}  // namespace lla::core
