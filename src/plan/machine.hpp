@@ -22,7 +22,10 @@ struct Machine {
   CudaDevice cuda;
 };
 
-// This machine; probing CUDA never fails, it gives a reason instead.
+// This machine without a look for CUDA: a call on the CPU never touches a driver.
+Machine this_cpu();
+
+// This machine with one CUDA device; probing CUDA never fails, it gives a reason instead.
 Machine this_machine(int cuda_device_index);
 
 // The planner's stand-in for an H200, for tests and for planning ahead.

@@ -1,0 +1,82 @@
+#include <algorithm>
+#include <cstring>
+
+#include "core/text.hpp"
+#include "plan/implementation.hpp"
+#include "plan/backends.hpp"
+
+namespace lla::core {
+
+const std::vector<const Implementation*>& implementations() {
+  static const std::vector<const Implementation*> list = {
+#if LLA_HAVE_SM90
+      &cuda::sm90::implementation,
+#endif
+#if LLA_HAVE_PORTABLE
+      &cuda::portable::implementation,
+#endif
+#if LLA_HAVE_CPU
+      &cpu::implementation,
+#endif
+#if LLA_HAVE_REFERENCE
+      &reference::implementation,
+#endif
+  };
+  return list;
+}
+
+namespace {
+
+// Empty when the implementation takes the problem on this machine.
+std::string refusal(const Implementation& i, const Problem& p, const Machine& m) {
+  if (i.device != p.device) return i.device == Device::cuda ? "takes CUDA tensors only" : "takes CPU tensors only";
+  if (i.device == Device::cuda && !m.cuda.present) return m.cuda.absent_reason;
+  return i.refuse(p, m);
+}
+
+std::string known_names() {
+  std::string names;
+  for (const Implementation* i : implementations()) names += cat(names.empty() ? "" : ", ", i->name);
+  return names;
+}
+
+}  // namespace
+
+Status make_plan(const Problem& p, const Machine& m, const char* wanted, Plan& plan) {
+  std::string reasons;
+  bool known = wanted == nullptr;
+  for (const Implementation* i : implementations()) {
+    if (wanted != nullptr && std::strcmp(i->name, wanted) != 0) continue;
+    known = true;
+    const std::string reason = refusal(*i, p, m);
+    if (reason.empty()) {
+      plan = i->plan(p, m);
+      plan.implementation = i;
+      return {};
+    }
+    reasons += cat(reasons.empty() ? "" : "; ", i->name, ": ", reason);
+  }
+  if (!known) return invalid(cat("options.implementation: \"", wanted, "\" is not in this build, which has ", known_names()));
+  if (p.device == Device::cuda && !m.cuda.present) reasons += cat("; no CUDA device: ", m.cuda.absent_reason);
+  return {LLA_UNSUPPORTED, "no implementation takes this problem (" + reasons + ")"};
+}
+
+std::string explain(const Problem& p, const Machine& m) {
+  std::string out;
+  for (const Implementation* i : implementations()) {
+    const std::string reason = refusal(*i, p, m);
+    out += reason.empty() ? cat(i->name, ": yes\n") : cat(i->name, ": no, ", reason, "\n");
+  }
+  return out;
+}
+
+std::string Plan::text() const {
+  const auto solver_name = solver == Solver::cg ? "cg" : solver == Solver::direct ? "direct" : "auto";
+  std::string out = cat("implementation: ", implementation->name, "\nworkspace: ", workspace_bytes, " bytes\nsolver: ", solver_name,
+                        "\nweights: ", cached_weights ? "cached" : "recomputed", "\nblock: ", block_rows, " queries x ", block_keys,
+                        " keys\nworkers: ", workers, "\n");
+  for (const auto& [key, value] : notes) out += key + ": " + value + "\n";
+  return out;
+}
+
+}  // namespace lla::core

@@ -1,0 +1,111 @@
+#include "validate/tensor_checks.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+namespace lla::core {
+
+int64_t element_count(const Tensor& t) {
+  int64_t n = 1;
+  for (int i = 0; i < t.ndim; ++i) n *= t.size[i];
+  return n;
+}
+
+namespace {
+
+bool empty(const Tensor& t) {
+  return std::any_of(t.size, t.size + t.ndim, [](int64_t n) { return n == 0; });
+}
+
+// Whether the number of elements and the span of memory they cover, in bytes, both fit in int64.
+bool fits(const Tensor& t) {
+  if (empty(t)) return true;
+  const int64_t width = size_of(dtype_of(t));
+  int64_t count = width;
+  int64_t span = width;
+  for (int i = 0; i < t.ndim; ++i) {
+    int64_t step;
+    if (__builtin_mul_overflow(count, t.size[i], &count)) return false;
+    if (__builtin_mul_overflow(t.size[i] - 1, t.stride[i], &step)) return false;
+    if (__builtin_mul_overflow(step, width, &step)) return false;
+    if (__builtin_add_overflow(span, step, &span)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+Status check_view(const NamedTensor& arg, Pointers pointers) {
+  const Tensor& t = arg.tensor;
+  if (t.dtype < LLA_F32 || t.dtype > LLA_I32) return invalid(cat(arg.name, ": dtype ", t.dtype, " is not an lla_dtype"));
+  if (t.device_type != LLA_CPU && t.device_type != LLA_CUDA) {
+    return invalid(cat(arg.name, ": device_type ", t.device_type, " is neither LLA_CPU nor LLA_CUDA"));
+  }
+  if (t.device_index < 0 || (t.device_type == LLA_CPU && t.device_index != 0)) {
+    return invalid(cat(arg.name, ": device_index ", t.device_index, " does not exist"));
+  }
+  if (t.ndim < 0 || t.ndim > LLA_MAX_DIMS) return invalid(cat(arg.name, ": ndim is ", t.ndim, ", must be 0 to ", LLA_MAX_DIMS));
+  for (int i = 0; i < t.ndim; ++i) {
+    if (t.size[i] < 0) return invalid(cat(arg.name, ": size of dimension ", i, " is ", t.size[i], ", must not be negative"));
+    if (t.stride[i] < 0) return invalid(cat(arg.name, ": stride of dimension ", i, " is ", t.stride[i], ", must not be negative"));
+  }
+  if (!fits(t)) return invalid(cat(arg.name, ": shape ", shape_text(t), " with its strides spans more bytes than int64 can count"));
+  if (pointers == Pointers::required && t.data == nullptr && !empty(t)) {
+    return invalid(cat(arg.name, ": data is null but the shape ", shape_text(t), " is not empty"));
+  }
+  const int64_t width = size_of(dtype_of(t));
+  if (reinterpret_cast<uintptr_t>(t.data) % width != 0) {
+    return invalid(cat(arg.name, ": data is not aligned to its element size, ", width, " bytes"));
+  }
+  return {};
+}
+
+Status check_writable(const NamedTensor& arg) {
+  const Tensor& t = arg.tensor;
+  if (empty(t)) return {};
+  std::array<int, LLA_MAX_DIMS> order{0, 1, 2, 3};
+  std::sort(order.begin(), order.begin() + t.ndim, [&](int a, int b) { return t.stride[a] < t.stride[b]; });
+  // From the smallest stride up, each step must leave all that the smaller ones reach.
+  int64_t reach = 0;
+  for (int i = 0; i < t.ndim; ++i) {
+    const int d = order[i];
+    if (t.size[d] == 1) continue;
+    if (t.stride[d] <= reach) {
+      return invalid(cat(arg.name, ": is written to, but stride ", t.stride[d], " of dimension ", d, " makes its elements overlap (needs more than ",
+                         reach, ")"));
+    }
+    reach += (t.size[d] - 1) * t.stride[d];
+  }
+  return {};
+}
+
+Status check_dtype(const NamedTensor& arg, std::initializer_list<DType> allowed, const std::string& why) {
+  const DType dtype = dtype_of(arg.tensor);
+  if (std::find(allowed.begin(), allowed.end(), dtype) != allowed.end()) return {};
+  return invalid(cat(arg.name, ": dtype is ", name(dtype), ", must be ", why));
+}
+
+Status check_shape(const NamedTensor& arg, std::initializer_list<int64_t> expected, const std::string& meaning) {
+  const Tensor& t = arg.tensor;
+  if (t.ndim == static_cast<int32_t>(expected.size()) && std::equal(expected.begin(), expected.end(), t.size)) return {};
+  Tensor want{};
+  want.ndim = static_cast<int32_t>(expected.size());
+  std::copy(expected.begin(), expected.end(), want.size);
+  return invalid(cat(arg.name, ": shape is ", shape_text(t), ", must be ", meaning, " = ", shape_text(want)));
+}
+
+Status check_contiguous(const NamedTensor& arg) {
+  const Tensor& t = arg.tensor;
+  if (empty(t)) return {};
+  int64_t stride = 1;
+  for (int i = t.ndim - 1; i >= 0; --i) {
+    if (t.size[i] != 1 && t.stride[i] != stride) {
+      return invalid(cat(arg.name, ": must be dense, but stride of dimension ", i, " is ", t.stride[i], " instead of ", stride));
+    }
+    stride *= t.size[i];
+  }
+  return {};
+}
+
+}  // namespace lla::core

@@ -1,0 +1,395 @@
+#include "validate/validate.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "validate/tensor_checks.hpp"
+
+namespace lla::core {
+namespace {
+
+// ---- options -------------------------------------------------------------------------------------------------------
+
+Status read_options(const lla_options& o, Problem& p) {
+  if (o.struct_size != sizeof(lla_options)) {
+    return invalid(cat("options: struct_size is ", o.struct_size, ", this library's is ", sizeof(lla_options), " (use lla_options_init)"));
+  }
+  if (std::isinf(o.scale)) return invalid(cat("options.scale: ", o.scale, " is not finite"));
+  if (!(o.tolerance >= 0) || std::isinf(o.tolerance)) return invalid(cat("options.tolerance: ", o.tolerance, " must be finite and at least 0"));
+  if (o.window_left < -1) return invalid(cat("options.window_left: ", o.window_left, " must be -1 (unbounded) or at least 0"));
+  if (o.window_right < -1) return invalid(cat("options.window_right: ", o.window_right, " must be -1 (unbounded) or at least 0"));
+  if (o.cached_weights_limit < 0) return invalid(cat("options.cached_weights_limit: ", o.cached_weights_limit, " must be at least 0"));
+  if (o.causal != 0 && o.causal != 1) return invalid(cat("options.causal: ", o.causal, " must be 0 or 1"));
+  if (o.max_iterations < 0) return invalid(cat("options.max_iterations: ", o.max_iterations, " must be at least 0 (0: the default)"));
+  if (o.solver < LLA_SOLVER_AUTO || o.solver > LLA_SOLVER_DIRECT) return invalid(cat("options.solver: ", o.solver, " is not an lla_solver"));
+  if (o.weights < LLA_WEIGHTS_AUTO || o.weights > LLA_WEIGHTS_CACHED) return invalid(cat("options.weights: ", o.weights, " is not an lla_weights"));
+  p.scale = std::isnan(o.scale) ? 1 / std::sqrt(static_cast<double>(p.dim)) : o.scale;
+  p.tolerance = o.tolerance;
+  p.mask.left = o.window_left;
+  p.mask.right = o.causal ? 0 : o.window_right;
+  p.cached_weights_limit = o.cached_weights_limit;
+  p.max_iterations = o.max_iterations > 0 ? o.max_iterations : static_cast<int>(std::max<int64_t>(64, 2 * p.dim));
+  p.solver = static_cast<Solver>(o.solver);
+  p.weights = static_cast<Weights>(o.weights);
+  return {};
+}
+
+// ---- views ---------------------------------------------------------------------------------------------------------
+
+// (batch, position, head, channel) strides of a 4-d tensor, or of a packed 3-d one.
+Operand operand(const Tensor& t) {
+  Operand o{t.data, dtype_of(t), {0, 0, 0, 0}};
+  if (present(t)) std::copy(t.stride, t.stride + t.ndim, o.stride + (4 - t.ndim));
+  return o;
+}
+
+bool has_dense_rows(const Tensor& t) {
+  if (!present(t)) return true;
+  const int64_t width = size_of(dtype_of(t));
+  if (t.stride[t.ndim - 1] != 1 && t.size[t.ndim - 1] != 1) return false;
+  if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0) return false;
+  for (int i = 0; i + 1 < t.ndim; ++i) {
+    if (t.size[i] > 1 && t.stride[i] * width % 16 != 0) return false;
+  }
+  return true;
+}
+
+Status same_device(const NamedTensor& arg, const Tensor& q) {
+  const Tensor& t = arg.tensor;
+  if (t.device_type == q.device_type && t.device_index == q.device_index) return {};
+  const auto text = [](const Tensor& x) { return x.device_type == LLA_CPU ? std::string("cpu") : cat("cuda:", x.device_index); };
+  return invalid(cat(arg.name, ": is on ", text(t), ", but q is on ", text(q)));
+}
+
+// Two tensors that are written, or one written and one read, must not start at the same address. (Interleaved views are fine.)
+Status distinct(const std::vector<NamedTensor>& inputs, const std::vector<NamedTensor>& outputs) {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const NamedTensor& out = outputs[i];
+    if (!present(out.tensor) || out.tensor.data == nullptr || element_count(out.tensor) == 0) continue;
+    const auto clash = [&](const NamedTensor& other) {
+      return present(other.tensor) && other.tensor.data == out.tensor.data && element_count(other.tensor) > 0;
+    };
+    for (const NamedTensor& in : inputs) {
+      if (clash(in)) return invalid(cat(out.name, ": is written to, but starts at the same address as ", in.name));
+    }
+    for (size_t j = 0; j < i; ++j) {
+      if (clash(outputs[j])) return invalid(cat(out.name, ": is written to, but starts at the same address as ", outputs[j].name));
+    }
+  }
+  return {};
+}
+
+// ---- packed sequences ----------------------------------------------------------------------------------------------
+
+// Contents of cu_seqlens where the host can read them. `longest` bounds each sequence.
+Status check_cu_seqlens(const NamedTensor& arg, int64_t total, const char* longest_name, int64_t longest) {
+  const auto* cu = static_cast<const int32_t*>(arg.tensor.data);
+  const int64_t n = arg.tensor.size[0];
+  if (cu[0] != 0) return invalid(cat(arg.name, ": must start at 0, but starts at ", cu[0]));
+  for (int64_t i = 1; i < n; ++i) {
+    if (cu[i] < cu[i - 1]) return invalid(cat(arg.name, ": must not decrease, but entry ", i, " is ", cu[i], " after ", cu[i - 1]));
+    if (cu[i] - cu[i - 1] > longest) {
+      return invalid(cat(arg.name, ": sequence ", i - 1, " has length ", cu[i] - cu[i - 1], ", more than ", longest_name, " = ", longest));
+    }
+  }
+  if (cu[n - 1] > total) return invalid(cat(arg.name, ": ends at ", cu[n - 1], ", beyond the ", total, " rows of the packed tensor"));
+  return {};
+}
+
+template <class Args>
+Status read_packing(const Args& a, Pointers pointers, Problem& p) {
+  for (const NamedTensor& cu : {NamedTensor{"cu_seqlens_q", a.cu_seqlens_q}, NamedTensor{"cu_seqlens_k", a.cu_seqlens_k}}) {
+    if (!present(cu.tensor)) return invalid(cat(cu.name, ": is absent, but the other cu_seqlens is given; give both or none"));
+    LLA_RETURN_IF_ERROR(check_view(cu, pointers));
+    LLA_RETURN_IF_ERROR(check_dtype(cu, {DType::i32}, "i32"));
+    if (cu.tensor.ndim != 1 || cu.tensor.size[0] < 1) {
+      return invalid(cat(cu.name, ": shape is ", shape_text(cu.tensor), ", must be (sequences + 1)"));
+    }
+    LLA_RETURN_IF_ERROR(check_contiguous(cu));
+    LLA_RETURN_IF_ERROR(same_device(cu, a.q));
+  }
+  if (a.cu_seqlens_q.size[0] != a.cu_seqlens_k.size[0]) {
+    return invalid(cat("cu_seqlens_k: has ", a.cu_seqlens_k.size[0], " entries, but cu_seqlens_q has ", a.cu_seqlens_q.size[0]));
+  }
+  if (a.max_seqlen_q < 0) return invalid(cat("max_seqlen_q: ", a.max_seqlen_q, " must be at least 0 (0: unknown)"));
+  if (a.max_seqlen_k < 0) return invalid(cat("max_seqlen_k: ", a.max_seqlen_k, " must be at least 0 (0: unknown)"));
+  p.batch = a.cu_seqlens_q.size[0] - 1;
+  // Plans depend on this bound and never on the contents of cu_seqlens, which may be in device memory.
+  p.seqlen_q = a.max_seqlen_q > 0 ? std::min(a.max_seqlen_q, p.total_q) : p.total_q;
+  p.seqlen_k = a.max_seqlen_k > 0 ? std::min(a.max_seqlen_k, p.total_k) : p.total_k;
+  if (p.device == Device::cpu && a.cu_seqlens_q.data && a.cu_seqlens_k.data) {
+    LLA_RETURN_IF_ERROR(check_cu_seqlens({"cu_seqlens_q", a.cu_seqlens_q}, p.total_q, "max_seqlen_q", p.seqlen_q));
+    LLA_RETURN_IF_ERROR(check_cu_seqlens({"cu_seqlens_k", a.cu_seqlens_k}, p.total_k, "max_seqlen_k", p.seqlen_k));
+  }
+  return {};
+}
+
+// Row and key counts, and the vectors kept for them, must be countable even where a zero dimension makes each tensor empty.
+Status check_countable(const Problem& p) {
+  const auto overflows = [](std::initializer_list<int64_t> factors) {
+    int64_t product = 8;
+    return std::any_of(factors.begin(), factors.end(), [&](int64_t f) { return __builtin_mul_overflow(product, f, &product); });
+  };
+  int64_t channels;
+  if (__builtin_add_overflow(p.dim, p.value_dim, &channels) || overflows({4, channels}) ||
+      overflows({p.batch, p.seqlen_q}) || overflows({p.batch, p.seqlen_k}) ||
+      overflows({4, p.packed ? p.total_q : p.batch * p.seqlen_q, p.heads_q, channels}) ||
+      overflows({4, p.packed ? p.total_k : p.batch * p.seqlen_k, p.heads_kv, channels})) {
+    return invalid(cat("q: sizes B = ", p.batch, ", Lq = ", p.seqlen_q, ", Hq = ", p.heads_q, ", D = ", p.dim, " (k: Lk = ", p.seqlen_k,
+                       ", Hkv = ", p.heads_kv, ") multiply to more than int64 can count"));
+  }
+  return {};
+}
+
+// ---- what forward and backward share -------------------------------------------------------------------------------
+
+// Shape of a per-query tensor with `channels` in the last dimension.
+Status check_rows(const NamedTensor& t, const Problem& p, int64_t channels, const char* channel_name) {
+  if (p.packed) return check_shape(t, {p.total_q, p.heads_q, channels}, cat("(total_q, Hq, ", channel_name, ")"));
+  return check_shape(t, {p.batch, p.seqlen_q, p.heads_q, channels}, cat("(B, Lq, Hq, ", channel_name, ")"));
+}
+
+Status check_keys(const NamedTensor& t, const Problem& p, int64_t channels, const char* channel_name) {
+  if (p.packed) return check_shape(t, {p.total_k, p.heads_kv, channels}, cat("(total_k, Hkv, ", channel_name, ")"));
+  return check_shape(t, {p.batch, p.seqlen_k, p.heads_kv, channels}, cat("(B, Lk, Hkv, ", channel_name, ")"));
+}
+
+Status read_ridge(const Tensor& ridge, const Problem& p, RidgeShape& shape, Operand& out) {
+  const NamedTensor arg{"ridge", ridge};
+  if (p.dtype == DType::f64) {
+    LLA_RETURN_IF_ERROR(check_dtype(arg, {DType::f32, DType::f64}, "f32 or f64 for f64 inputs"));
+  } else {
+    LLA_RETURN_IF_ERROR(check_dtype(arg, {DType::f32}, cat("f32 for ", name(p.dtype), " inputs")));
+  }
+  const int token_dims = p.packed ? 2 : 3;
+  out = {ridge.data, dtype_of(ridge), {0, 0, 0, 0}};
+  const auto is = [&](std::initializer_list<int64_t> s) {
+    return ridge.ndim == static_cast<int>(s.size()) && std::equal(s.begin(), s.end(), ridge.size);
+  };
+  if (ridge.ndim == 0) {
+    shape = RidgeShape::scalar;
+  } else if (is({p.heads_q})) {
+    shape = RidgeShape::head;
+    out.stride[2] = ridge.stride[0];
+  } else if (p.packed ? is({p.total_q, p.heads_q}) : is({p.batch, p.seqlen_q, p.heads_q})) {
+    shape = RidgeShape::token;
+    std::copy(ridge.stride, ridge.stride + token_dims, out.stride + (3 - token_dims));
+  } else if (p.packed ? is({p.total_q, p.heads_q, p.dim}) : is({p.batch, p.seqlen_q, p.heads_q, p.dim})) {
+    shape = RidgeShape::dimension;
+    std::copy(ridge.stride, ridge.stride + token_dims + 1, out.stride + (3 - token_dims));
+  } else {
+    const std::string token = p.packed ? cat("(", p.total_q, ", ", p.heads_q) : cat("(", p.batch, ", ", p.seqlen_q, ", ", p.heads_q);
+    return invalid(cat("ridge: shape is ", shape_text(ridge), ", must be (), (", p.heads_q, "), ", token, ") or ", token, ", ", p.dim, ")"));
+  }
+  return {};
+}
+
+template <class Args, class Call>
+Status read_inputs(const Args& a, Pointers pointers, Call& call) {
+  Problem& p = call.problem;
+  const NamedTensor q{"q", a.q}, k{"k", a.k}, v{"v", a.v};
+  for (const NamedTensor& t : {q, k, v}) {
+    if (!present(t.tensor)) return invalid(cat(t.name, ": is absent"));
+    LLA_RETURN_IF_ERROR(check_view(t, pointers));
+    LLA_RETURN_IF_ERROR(same_device(t, a.q));
+  }
+  LLA_RETURN_IF_ERROR(check_dtype(q, {DType::f32, DType::f64, DType::bf16, DType::f16}, "f32, f64, bf16 or f16"));
+  p.device = a.q.device_type == LLA_CPU ? Device::cpu : Device::cuda;
+  p.device_index = a.q.device_index;
+  p.dtype = p.out_dtype = dtype_of(a.q);
+  LLA_RETURN_IF_ERROR(check_dtype(k, {p.dtype}, cat(name(p.dtype), " like q")));
+  LLA_RETURN_IF_ERROR(check_dtype(v, {p.dtype}, cat(name(p.dtype), " like q")));
+
+  p.packed = present(a.cu_seqlens_q) || present(a.cu_seqlens_k);
+  const int ndim = p.packed ? 3 : 4;
+  const char* layout = p.packed ? "3 dimensions (total, H, D) with cu_seqlens" : "4 dimensions (B, L, H, D)";
+  for (const NamedTensor& t : {q, k, v}) {
+    if (t.tensor.ndim != ndim) return invalid(cat(t.name, ": shape is ", shape_text(t.tensor), ", must have ", layout));
+  }
+  const int64_t* qs = a.q.size + (ndim - 3);  // position, head, channel
+  const int64_t* ks = a.k.size + (ndim - 3);
+  p.heads_q = qs[1];
+  p.heads_kv = ks[1];
+  p.dim = qs[2];
+  p.value_dim = a.v.size[ndim - 1];
+  if (p.packed) {
+    p.total_q = qs[0];
+    p.total_k = ks[0];
+    LLA_RETURN_IF_ERROR(read_packing(a, pointers, p));
+  } else {
+    if (a.max_seqlen_q != 0 || a.max_seqlen_k != 0) {
+      return invalid(cat("max_seqlen_", a.max_seqlen_q != 0 ? "q: " : "k: ", a.max_seqlen_q != 0 ? a.max_seqlen_q : a.max_seqlen_k,
+                         " is given without cu_seqlens; it belongs to packed sequences only"));
+    }
+    p.batch = a.q.size[0];
+    p.seqlen_q = qs[0];
+    p.seqlen_k = ks[0];
+  }
+  LLA_RETURN_IF_ERROR(check_countable(p));
+  if (!p.packed) {
+    p.total_q = p.batch * p.seqlen_q;
+    p.total_k = p.batch * p.seqlen_k;
+  }
+  if (p.dim < 1) return invalid(cat("q: head dimension is ", p.dim, ", must be at least 1"));
+  if (p.value_dim < 1) return invalid(cat("v: head dimension is ", p.value_dim, ", must be at least 1"));
+  LLA_RETURN_IF_ERROR(check_keys(k, p, p.dim, "D"));
+  LLA_RETURN_IF_ERROR(check_keys(v, p, p.value_dim, "Dv"));
+  if (p.heads_kv == 0 ? p.heads_q != 0 : p.heads_q % p.heads_kv != 0) {
+    return invalid(cat("k: has ", p.heads_kv, " heads, but q has ", p.heads_q, ", which must be a multiple"));
+  }
+  LLA_RETURN_IF_ERROR(read_options(a.options, p));
+
+  if (present(a.ridge) == present(a.x)) {
+    return invalid(present(a.ridge) ? "x: is given together with ridge; give exactly one" : "ridge: is absent, and so is x; give exactly one");
+  }
+  const NamedTensor ridge_or_x = present(a.ridge) ? NamedTensor{"ridge", a.ridge} : NamedTensor{"x", a.x};
+  LLA_RETURN_IF_ERROR(check_view(ridge_or_x, pointers));
+  LLA_RETURN_IF_ERROR(same_device(ridge_or_x, a.q));
+  if (present(a.ridge)) {
+    LLA_RETURN_IF_ERROR(read_ridge(a.ridge, p, p.ridge, call.ridge));
+  } else {
+    p.ridge = RidgeShape::none;
+    LLA_RETURN_IF_ERROR(check_dtype(ridge_or_x, {p.dtype, DType::f32}, cat(name(p.dtype), " like q, or f32")));
+    LLA_RETURN_IF_ERROR(check_rows(ridge_or_x, p, p.dim, "D"));
+  }
+  p.dense_rows = has_dense_rows(a.q) && has_dense_rows(a.k) && has_dense_rows(a.v);
+  call.q = operand(a.q);
+  call.k = operand(a.k);
+  call.v = operand(a.v);
+  call.x = operand(a.x);
+  call.cu_seqlens_q = static_cast<const int32_t*>(a.cu_seqlens_q.data);
+  call.cu_seqlens_k = static_cast<const int32_t*>(a.cu_seqlens_k.data);
+  call.workspace = a.workspace;
+  call.workspace_bytes = a.workspace_bytes;
+  call.stream = a.stream;
+  return {};
+}
+
+// An output, or an input of the backward pass, in q's dtype or f32.
+Status check_float_tensor(const NamedTensor& t, const Problem& p, const Tensor& q, Pointers pointers) {
+  LLA_RETURN_IF_ERROR(check_view(t, pointers));
+  LLA_RETURN_IF_ERROR(same_device(t, q));
+  if (p.dtype == DType::f64) return check_dtype(t, {DType::f64}, "f64 like q");
+  return check_dtype(t, {p.dtype, DType::f32}, cat(name(p.dtype), " like q, or f32"));
+}
+
+template <class Args>
+Status read_row_outputs(const Args& a, Pointers pointers, const Problem& p, RowOutputs& info) {
+  for (const NamedTensor& t : {NamedTensor{"iterations", a.iterations}, NamedTensor{"residual", a.residual}, NamedTensor{"row_status", a.row_status}}) {
+    if (!present(t.tensor)) continue;
+    LLA_RETURN_IF_ERROR(check_view(t, pointers));
+    LLA_RETURN_IF_ERROR(same_device(t, a.q));
+    const DType dtype = &t.tensor == &a.residual ? DType::f32 : DType::i32;
+    LLA_RETURN_IF_ERROR(check_dtype(t, {dtype}, name(dtype)));
+    if (p.packed) {
+      LLA_RETURN_IF_ERROR(check_shape(t, {p.heads_q, p.total_q}, "(Hq, total_q)"));
+    } else {
+      LLA_RETURN_IF_ERROR(check_shape(t, {p.batch, p.heads_q, p.seqlen_q}, "(B, Hq, Lq)"));
+    }
+    LLA_RETURN_IF_ERROR(check_contiguous(t));
+  }
+  info = {static_cast<int32_t*>(a.iterations.data), static_cast<float*>(a.residual.data), static_cast<int32_t*>(a.row_status.data)};
+  return {};
+}
+
+Status check_saved(const Tensor& saved, const Tensor& q, const Problem& p, Pointers pointers) {
+  const NamedTensor arg{"saved", saved};
+  LLA_RETURN_IF_ERROR(check_view(arg, pointers));
+  LLA_RETURN_IF_ERROR(same_device(arg, q));
+  const DType dtype = p.dtype == DType::f64 ? DType::f64 : DType::f32;
+  LLA_RETURN_IF_ERROR(check_dtype(arg, {dtype}, cat(name(dtype), " for ", name(p.dtype), " inputs")));
+  LLA_RETURN_IF_ERROR(check_shape(arg, {SavedLayout(p).size}, "(lla_saved_size)"));
+  return check_contiguous(arg);
+}
+
+template <class Args>
+Status check_struct(const Args& a, const char* init) {
+  if (a.struct_size == sizeof(Args)) return {};
+  return invalid(cat("args: struct_size is ", a.struct_size, ", this library's is ", sizeof(Args), " (use ", init, ")"));
+}
+
+template <class Args>
+std::vector<NamedTensor> inputs_of(const Args& a) {
+  return {{"q", a.q}, {"k", a.k}, {"v", a.v}, {"ridge", a.ridge}, {"x", a.x}, {"cu_seqlens_q", a.cu_seqlens_q}, {"cu_seqlens_k", a.cu_seqlens_k}};
+}
+
+}  // namespace
+
+Status validate(const lla_forward_args& a, Pointers pointers, ForwardCall& call) {
+  LLA_RETURN_IF_ERROR(check_struct(a, "lla_forward_args_init"));
+  LLA_RETURN_IF_ERROR(read_inputs(a, pointers, call));
+  Problem& p = call.problem;
+  p.operation = Operation::forward;
+
+  const NamedTensor o{"o", a.o};
+  if (!present(a.o)) return invalid("o: is absent");
+  LLA_RETURN_IF_ERROR(check_float_tensor(o, p, a.q, pointers));
+  LLA_RETURN_IF_ERROR(check_rows(o, p, p.value_dim, "Dv"));
+  LLA_RETURN_IF_ERROR(check_writable(o));
+  p.out_dtype = dtype_of(a.o);
+  p.dense_rows = p.dense_rows && has_dense_rows(a.o);
+  call.o = operand(a.o);
+
+  if (present(a.saved)) LLA_RETURN_IF_ERROR(check_saved(a.saved, a.q, p, pointers));
+  call.saved = a.saved.data;
+  LLA_RETURN_IF_ERROR(read_row_outputs(a, pointers, p, call.info));
+  return distinct(inputs_of(a), {o, {"saved", a.saved}, {"iterations", a.iterations}, {"residual", a.residual}, {"row_status", a.row_status}});
+}
+
+Status validate(const lla_backward_args& a, Pointers pointers, BackwardCall& call) {
+  LLA_RETURN_IF_ERROR(check_struct(a, "lla_backward_args_init"));
+  LLA_RETURN_IF_ERROR(read_inputs(a, pointers, call));
+  Problem& p = call.problem;
+  p.operation = Operation::backward;
+
+  if (!present(a.saved)) return invalid("saved: is absent; the forward pass writes it when asked to");
+  LLA_RETURN_IF_ERROR(check_saved(a.saved, a.q, p, pointers));
+  call.saved = a.saved.data;
+  const NamedTensor grad_o{"grad_o", a.grad_o};
+  if (!present(a.grad_o)) return invalid("grad_o: is absent");
+  LLA_RETURN_IF_ERROR(check_float_tensor(grad_o, p, a.q, pointers));
+  LLA_RETURN_IF_ERROR(check_rows(grad_o, p, p.value_dim, "Dv"));
+  call.grad_o = operand(a.grad_o);
+
+  const NamedTensor dq{"dq", a.dq}, dk{"dk", a.dk}, dv{"dv", a.dv}, dx{"dx", a.dx}, dridge{"dridge", a.dridge};
+  if (present(a.dridge) && p.given_x()) return invalid("dridge: is given, but the problem has x instead of a ridge");
+  if (present(a.dx) && !p.given_x()) return invalid("dx: is given, but the problem has a ridge instead of x");
+  bool first = true;
+  for (const NamedTensor& t : {dq, dk, dv, dx}) {
+    if (!present(t.tensor)) continue;
+    LLA_RETURN_IF_ERROR(check_float_tensor(t, p, a.q, pointers));
+    if (first) p.out_dtype = dtype_of(t.tensor);
+    first = false;
+    LLA_RETURN_IF_ERROR(check_dtype(t, {p.out_dtype}, cat(name(p.out_dtype), " like the other gradients")));
+    LLA_RETURN_IF_ERROR(check_writable(t));
+    p.dense_rows = p.dense_rows && has_dense_rows(t.tensor);
+  }
+  p.dense_rows = p.dense_rows && has_dense_rows(a.grad_o);
+  if (present(a.dq)) LLA_RETURN_IF_ERROR(check_rows(dq, p, p.dim, "D"));
+  if (present(a.dk)) LLA_RETURN_IF_ERROR(check_keys(dk, p, p.dim, "D"));
+  if (present(a.dv)) LLA_RETURN_IF_ERROR(check_keys(dv, p, p.value_dim, "Dv"));
+  if (present(a.dx)) LLA_RETURN_IF_ERROR(check_rows(dx, p, p.dim, "D"));
+  if (present(a.dridge)) {
+    LLA_RETURN_IF_ERROR(check_view(dridge, pointers));
+    LLA_RETURN_IF_ERROR(same_device(dridge, a.q));
+    LLA_RETURN_IF_ERROR(check_dtype(dridge, {call.ridge.dtype}, cat(name(call.ridge.dtype), " like ridge")));
+    LLA_RETURN_IF_ERROR(check_writable(dridge));
+    if (a.dridge.ndim != a.ridge.ndim || !std::equal(a.ridge.size, a.ridge.size + a.ridge.ndim, a.dridge.size)) {
+      return invalid(cat("dridge: shape is ", shape_text(a.dridge), ", must be ridge's, ", shape_text(a.ridge)));
+    }
+    RidgeShape shape;
+    LLA_RETURN_IF_ERROR(read_ridge(a.dridge, p, shape, call.dridge));
+  }
+  call.dq = operand(a.dq);
+  call.dk = operand(a.dk);
+  call.dv = operand(a.dv);
+  call.dx = operand(a.dx);
+  LLA_RETURN_IF_ERROR(read_row_outputs(a, pointers, p, call.info));
+  std::vector<NamedTensor> inputs = inputs_of(a);
+  inputs.push_back({"saved", a.saved});
+  inputs.push_back(grad_o);
+  return distinct(inputs, {dq, dk, dv, dx, dridge, {"iterations", a.iterations}, {"residual", a.residual}, {"row_status", a.row_status}});
+}
+
+}  // namespace lla::core
