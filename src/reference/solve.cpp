@@ -1,0 +1,114 @@
+// The two solvers of A x = b, A = covariance + diag(ridge). A dimension with an infinite ridge is taken out: x is 0 there.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "reference/row.hpp"
+
+namespace lla::reference {
+namespace {
+
+// A u, with the rows and columns of removed dimensions left out.
+Vector apply(Span covariance, Span ridge, Span u) {
+  const size_t n = u.size();
+  Vector result(n, 0.0);
+  for (size_t i = 0; i < n; ++i) {
+    if (std::isinf(ridge[i])) continue;
+    result[i] = dot(covariance.subspan(i * n, n), u) + ridge[i] * u[i];
+  }
+  return result;
+}
+
+Vector without_removed(Span ridge, Span b) {
+  Vector result(b.begin(), b.end());
+  for (size_t i = 0; i < b.size(); ++i) {
+    if (std::isinf(ridge[i])) result[i] = 0;
+  }
+  return result;
+}
+
+}  // namespace
+
+Solution solve_direct(Span covariance, Span ridge, Span b) {
+  const size_t n = b.size();
+  Solution solution;
+  solution.x = without_removed(ridge, b);
+  Vector lower(n * n, 0.0);
+  std::vector<bool> skipped(n, false);
+  for (size_t j = 0; j < n; ++j) {
+    if (std::isinf(ridge[j])) {
+      skipped[j] = true;
+      continue;
+    }
+    const Span row_j = Span(lower).subspan(j * n, j);
+    const double diagonal = covariance[j * n + j] + ridge[j];
+    const double pivot = diagonal - dot(row_j, row_j);
+    // The subtraction above is known to about n roundings of the diagonal; a smaller pivot says nothing.
+    const double noise = static_cast<double>(n) * std::numeric_limits<double>::epsilon() * diagonal;
+    if (!(pivot > noise)) {
+      skipped[j] = true;
+      solution.status = LLA_ROW_BREAKDOWN;
+      continue;
+    }
+    lower[j * n + j] = std::sqrt(pivot);
+    for (size_t i = j + 1; i < n; ++i) {
+      if (std::isinf(ridge[i])) continue;
+      const double rest = covariance[i * n + j] - dot(Span(lower).subspan(i * n, j), row_j);
+      lower[i * n + j] = rest / lower[j * n + j];
+    }
+  }
+  Vector& x = solution.x;  // forward, then backward substitution in place
+  for (size_t i = 0; i < n; ++i) {
+    x[i] = skipped[i] ? 0.0 : (x[i] - dot(Span(lower).subspan(i * n, i), Span(x).first(i))) / lower[i * n + i];
+  }
+  for (size_t i = n; i-- > 0;) {
+    if (skipped[i]) continue;
+    double sum = x[i];
+    for (size_t j = i + 1; j < n; ++j) sum -= lower[j * n + i] * x[j];
+    x[i] = sum / lower[i * n + i];
+  }
+  return solution;
+}
+
+Solution solve_cg(Span covariance, Span ridge, Span b, double tolerance, int max_iterations) {
+  const size_t n = b.size();
+  Solution solution;
+  solution.x.assign(n, 0.0);
+  Vector r = without_removed(ridge, b);
+  Vector direction = r;
+  double rr = dot(r, r);
+  const double norm_b = std::sqrt(rr);
+  double steepest = 0;  // largest curvature per squared length so far
+  solution.iterations = 0;
+  solution.residual = norm_b > 0 ? 1 : 0;
+  solution.trace.push_back(solution.residual);
+  while (solution.residual > tolerance) {
+    if (solution.iterations == max_iterations) {
+      solution.status = LLA_ROW_MAX_ITERATIONS;
+      break;
+    }
+    const Vector a_direction = apply(covariance, ridge, direction);
+    const double curvature = dot(direction, a_direction);
+    const double length = dot(direction, direction);
+    steepest = std::max(steepest, curvature / length);
+    // Flat or falling: the step would be rounding noise blown up. The last x stands.
+    if (!(curvature > static_cast<double>(n) * std::numeric_limits<double>::epsilon() * steepest * length)) {
+      solution.status = LLA_ROW_BREAKDOWN;
+      break;
+    }
+    const double alpha = rr / curvature;
+    for (size_t i = 0; i < n; ++i) {
+      solution.x[i] += alpha * direction[i];
+      r[i] -= alpha * a_direction[i];
+    }
+    const double rr_next = dot(r, r);
+    for (size_t i = 0; i < n; ++i) direction[i] = r[i] + rr_next / rr * direction[i];
+    rr = rr_next;
+    ++solution.iterations;
+    solution.residual = std::sqrt(rr) / norm_b;
+    solution.trace.push_back(solution.residual);
+  }
+  return solution;
+}
+
+}  // namespace lla::reference
