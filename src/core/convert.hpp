@@ -3,7 +3,6 @@
 
 #include <bit>
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
 
 #include "lla/lla.hpp"
@@ -64,18 +63,6 @@ inline float round_to_odd(double x) {
   if (static_cast<double>(nearest) == x || !std::isfinite(x)) return nearest;
   const float towards_zero = std::abs(static_cast<double>(nearest)) > std::abs(x) ? std::nextafter(nearest, 0.0f) : nearest;
   return std::bit_cast<float>(std::bit_cast<uint32_t>(towards_zero) | 1u);
-}
-
-constexpr size_t element_size(DType dtype) {
-  switch (dtype) {
-    case DType::f64: return 8;
-    case DType::f32:
-    case DType::i32: return 4;
-    case DType::bf16:
-    case DType::f16: return 2;
-    case DType::none: break;
-  }
-  return 0;
 }
 
 // Element `index` of an array of a floating type, as double.

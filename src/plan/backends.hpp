@@ -3,10 +3,7 @@
 
 #include <string>
 
-#if __has_include("reference/implementation.hpp")
 #include "reference/implementation.hpp"
-#define LLA_HAVE_REFERENCE 1
-#endif
 #if __has_include("cpu/cpu.hpp")
 #include "cpu/cpu.hpp"
 #define LLA_HAVE_CPU 1

@@ -18,9 +18,7 @@ const std::vector<const Implementation*>& implementations() {
 #if LLA_HAVE_CPU
       &cpu::implementation,
 #endif
-#if LLA_HAVE_REFERENCE
       &reference::implementation,
-#endif
   };
   return list;
 }

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "core/problem.hpp"
-#include "plan/implementation.hpp"
 
 namespace lla::reference {
 
@@ -74,7 +73,5 @@ Vector covariance(Span p, Span keys, Span mean);
 // An infinite ridge in a dimension removes it: its x is 0.
 Solution solve_direct(Span covariance, Span ridge, Span b);
 Solution solve_cg(Span covariance, Span ridge, Span b, double tolerance, int max_iterations);
-
-extern const core::Implementation implementation;
 
 }  // namespace lla::reference
