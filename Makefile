@@ -1,0 +1,70 @@
+# Every target sets up what it needs first (scripts/setup.sh). `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+JOBS ?= $(shell nproc)
+export PYTHON JOBS
+
+# Tools the system lacks come from .venv; nvcc is often installed off the PATH; ccache is used where it is present.
+export PATH := $(CURDIR)/.venv/bin:$(PATH):/usr/local/cuda/bin
+ifneq ($(shell command -v ccache),)
+export CMAKE_C_COMPILER_LAUNCHER := ccache
+export CMAKE_CXX_COMPILER_LAUNCHER := ccache
+export CMAKE_CUDA_COMPILER_LAUNCHER := ccache
+endif
+
+.PHONY: help
+help:  ## This list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/' | column -t -s '|'
+
+.PHONY: run
+run:  ## Build the CPU part and compare it with the fp64 reference on this machine
+	@scripts/setup.sh run
+	@cmake --preset cpu --log-level=WARNING
+	@cmake --build --preset cpu -j $(JOBS)
+	@build/cpu/bin/lla check --quick
+
+.PHONY: build
+build:  ## Build everything this machine can build
+	@scripts/setup.sh test
+	@cmake --preset release
+	@cmake --build --preset release -j $(JOBS)
+
+.PHONY: test
+test:  ## Build and run every test, then the suite under ASan + UBSan and TSan
+	@scripts/setup.sh test
+	@scripts/test.sh
+
+.PHONY: test-gpu
+test-gpu: build  ## The tests that need a GPU
+	@ctest --preset release -L gpu --no-tests=error
+
+.PHONY: asan tsan
+asan tsan:  ## The CPU suite under AddressSanitizer + UBSan, or under ThreadSanitizer
+	@scripts/setup.sh test
+	@scripts/test.sh $@
+
+.PHONY: tidy
+tidy:  ## clang-tidy over the C++ sources
+	@scripts/setup.sh tidy
+	@cmake --preset tidy
+	@cmake --build --preset tidy -j $(JOBS)
+
+.PHONY: format
+format:  ## clang-format every source in place
+	@scripts/setup.sh format
+	@git ls-files '*.[ch]' '*.[ch]pp' '*.cu' '*.cuh' | xargs clang-format -i
+
+.PHONY: bench
+bench:  ## Forward and backward speed on this machine's CPU
+	@scripts/setup.sh run
+	@cmake --preset cpu --log-level=WARNING
+	@cmake --build --preset cpu -j $(JOBS) -t lla_cli
+	@build/cpu/bin/lla bench forward --device cpu
+	@build/cpu/bin/lla bench backward --device cpu
+
+.PHONY: clean
+clean:  ## Remove what was built; the set-up (.venv) stays
+	@rm -rf build out
