@@ -12,7 +12,7 @@ int main(int argc, char** argv) {
   CLI::App root{"Local Linear Attention: check it, measure it, reproduce its results.", "lla"};
   root.set_version_flag("--version", std::string("lla ") + lla_version());
   root.set_help_all_flag("--help-all", "Print the help of every subcommand and exit");
-  root.require_subcommand(1);
+  root.require_subcommand(0, 1);  // none: the help says more than an error would
 
   int exit_code = lla::app::kSuccess;
   lla::app::add_info(root, exit_code);
@@ -26,6 +26,10 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     fmt::print(stderr, "lla: {}\n", error.what());
     return lla::app::kFailed;
+  }
+  if (root.get_subcommands().empty()) {
+    fmt::print(stderr, "{}", root.help());
+    return lla::app::kBadUsage;
   }
   return exit_code;
 }
