@@ -21,10 +21,10 @@ struct Mask {
   int64_t left = -1;
   int64_t right = -1;
 
-  int64_t begin(int64_t i, int64_t lq, int64_t lk) const {
+  constexpr int64_t begin(int64_t i, int64_t lq, int64_t lk) const {
     return left < 0 ? 0 : std::clamp<int64_t>(i + lk - lq - left, 0, lk);
   }
-  int64_t end(int64_t i, int64_t lq, int64_t lk) const {
+  constexpr int64_t end(int64_t i, int64_t lq, int64_t lk) const {
     return right < 0 ? lk : std::clamp<int64_t>(i + lk - lq + right + 1, 0, lk);
   }
 };
@@ -56,9 +56,9 @@ struct Problem {
   int64_t cached_weights_limit = int64_t{1} << 30;
   bool dense_rows = true;    // every row of q, k, v, o is contiguous and 16-byte aligned, with 16-byte strides
 
-  bool given_x() const { return ridge == RidgeShape::none; }
-  int64_t group() const { return heads_q / heads_kv; }
-  int64_t rows() const { return total_q * heads_q; }  // rows of the saved and info outputs
+  constexpr bool given_x() const { return ridge == RidgeShape::none; }
+  constexpr int64_t group() const { return heads_q / heads_kv; }
+  constexpr int64_t rows() const { return total_q * heads_q; }  // rows of the saved and info outputs
 };
 
 // A (batch, position, head, channel) view; packed tensors have stride[0] == 0, broadcast dimensions stride 0.
@@ -67,7 +67,7 @@ struct Operand {
   DType dtype = DType::none;
   int64_t stride[4] = {0, 0, 0, 0};
 
-  explicit operator bool() const { return dtype != DType::none; }
+  constexpr explicit operator bool() const { return dtype != DType::none; }
 };
 
 // Row order of the saved and info outputs: r = (b Hq + h) Lq + i, packed h total_q + position.
@@ -127,13 +127,13 @@ struct Sequence {
   int64_t length_k;
 };
 
-inline Sequence sequence(const Problem& p, const int32_t* cu_q, const int32_t* cu_k, int64_t b) {
+constexpr Sequence sequence(const Problem& p, const int32_t* cu_q, const int32_t* cu_k, int64_t b) {
   if (!p.packed) return {b, 0, 0, p.seqlen_q, p.seqlen_k};
   return {0, cu_q[b], cu_k[b], cu_q[b + 1] - cu_q[b], cu_k[b + 1] - cu_k[b]};
 }
 
 // Index of a query's row in the saved and info outputs.
-inline int64_t row_index(const Problem& p, const Sequence& s, int64_t head, int64_t i) {
+constexpr int64_t row_index(const Problem& p, const Sequence& s, int64_t head, int64_t i) {
   return p.packed ? head * p.total_q + s.start_q + i : (s.batch * p.heads_q + head) * p.seqlen_q + i;
 }
 
