@@ -1,0 +1,114 @@
+"""Synthetic attention inputs, the twin of src/data/data.cpp: same kinds, same numbers (to the rounding of log, sin and cos)."""
+
+import numpy as np
+
+KINDS = ("randn", "aniso", "self", "cluster", "pw", "mean")
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_SEGMENT = 128
+_CENTRES = 16
+_QUERY, _KEY, _VALUE, _CENTRE, _CHOICE_QUERY, _CHOICE_KEY, _MEAN, _MAP = range(8)
+
+
+def _mix(z):
+    """The finaliser of splitmix64."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def uniform(seed, stream, index):
+    """Numbers in (0, 1), a hash of (seed, stream, index); index may be an array."""
+    with np.errstate(over="ignore"):
+        index = np.asarray(index, dtype=np.uint64)
+        key = _mix(np.uint64(seed) + _GOLDEN * (np.uint64(stream) + np.uint64(1)))
+        bits = _mix(key + _GOLDEN * (index + np.uint64(1)))
+    return ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+
+
+def normal(seed, stream, index):
+    """Box-Muller: an even index takes the cosine, the next one the sine."""
+    index = np.asarray(index, dtype=np.uint64)
+    pair = index & ~np.uint64(1)
+    radius = np.sqrt(-2 * np.log(uniform(seed, stream, pair)))
+    angle = 2 * np.pi * uniform(seed, stream, pair + np.uint64(1))
+    return radius * np.where(index & np.uint64(1), np.sin(angle), np.cos(angle))
+
+
+def _normals(seed, head, purpose, *shape):
+    return normal(seed, head * 8 + purpose, np.arange(np.prod(shape, dtype=np.int64))).reshape(shape)
+
+
+def _dimension_scale(dim):
+    scale = np.arange(1, dim + 1) ** -0.5
+    return scale / np.sqrt(np.mean(scale**2))
+
+
+def _around_centres(x, centres, seed, head, purpose):
+    choice = (uniform(seed, head * 8 + purpose, np.arange(len(x))) * _CENTRES).astype(np.int64)
+    x = centres[choice] + 0.3 * x
+    return x / np.sqrt(np.mean(x**2, axis=1, keepdims=True))
+
+
+def _into_cones(keys):
+    length, dim = keys.shape
+    segments = -(-length // _SEGMENT)
+    bits = max(segments - 1, 0).bit_length()
+    segment = np.arange(length) // _SEGMENT
+    for d in range(min(bits, dim)):
+        keys[:, d] = np.where(segment >> d & 1, np.abs(keys[:, d]), -np.abs(keys[:, d]))
+    return keys
+
+
+def _piecewise_values(keys, value_dim, seed, head):
+    length, dim = keys.shape
+    segments = -(-length // _SEGMENT)
+    maps = _normals(seed, head, _MAP, segments, value_dim, dim)
+    parts = [keys[c * _SEGMENT : (c + 1) * _SEGMENT] @ maps[c].T for c in range(segments)]
+    return (np.concatenate(parts) if parts else np.zeros((0, value_dim))) / np.sqrt(dim)
+
+
+def _keys(kind, seed, head, length, dim):
+    k = _normals(seed, head, _KEY, length, dim)
+    if kind == "aniso":
+        k = k * _dimension_scale(dim)
+    elif kind == "cluster":
+        k = _around_centres(k, _normals(seed, head, _CENTRE, _CENTRES, dim), seed, head, _CHOICE_KEY)
+    elif kind == "pw":
+        k = _into_cones(k)
+    elif kind == "mean":
+        k = k + 3 * _normals(seed, head, _MEAN, dim)
+    return k
+
+
+def _queries(kind, seed, head, key_head, keys, length, dim):
+    q = _normals(seed, head, _QUERY, length, dim)
+    if kind == "aniso":
+        q = q * _dimension_scale(dim)
+    elif kind == "cluster":
+        q = _around_centres(q, _normals(seed, key_head, _CENTRE, _CENTRES, dim), seed, head, _CHOICE_QUERY)
+    elif kind in ("self", "pw") and len(keys) > 0:
+        tied = keys[np.maximum(0, np.arange(length) + len(keys) - length)]
+        q = tied.copy() if kind == "pw" else 2 * (tied + 0.1 * q)
+    return q
+
+
+def make(kind, seed, batch, length_q, length_k, heads_q, heads_kv, dim, value_dim):
+    """float64 q (batch, length_q, heads_q, dim), k (batch, length_k, heads_kv, dim), v (batch, length_k, heads_kv, value_dim)."""
+    if kind not in KINDS:
+        raise ValueError(f"kind is {kind!r}, must be one of {', '.join(KINDS)}")
+    q = np.zeros((batch, length_q, heads_q, dim))
+    k = np.zeros((batch, length_k, heads_kv, dim))
+    v = np.zeros((batch, length_k, heads_kv, value_dim))
+    for b in range(batch):
+        for h in range(heads_kv):
+            key_head = b * heads_kv + h
+            k[b, :, h] = _keys(kind, seed, key_head, length_k, dim)
+            if kind == "pw":
+                v[b, :, h] = _piecewise_values(k[b, :, h], value_dim, seed, key_head)
+            else:
+                v[b, :, h] = _normals(seed, key_head, _VALUE, length_k, value_dim)
+            group = heads_q // heads_kv
+            for g in range(h * group, (h + 1) * group):
+                q[b, :, g] = _queries(kind, seed, b * heads_q + g, key_head, k[b, :, h], length_q, dim)
+    return q, k, v

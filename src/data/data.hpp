@@ -1,0 +1,41 @@
+// Synthetic attention inputs: six kinds from harmless to hard, reproducible on any machine. python/lla/_data.py is its twin and
+// makes the same numbers (to the rounding of log, sin and cos); tests/golden/data.txt holds both to it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+namespace lla::data {
+
+enum class Kind {
+  randn,    // q, k, v ~ N(0, 1)
+  aniso,    // q and k with standard deviations ~ i^(-1/2) over the dimensions i = 1 ... D, of rms 1
+  self,     // each query near its own key, twice as long: q = 2 (k + 0.1 N(0, 1))
+  cluster,  // keys and queries around 16 shared centres, spread 0.3, each vector of rms 1
+  pw,       // the paper's piecewise linear data, segments of 128: v = A_c k in segment c, A_c ~ N(0, 1/D); q = k
+  mean,     // keys with a large common mean: k + 3 mu, mu ~ N(0, I)
+};
+
+inline constexpr Kind kinds[] = {Kind::randn, Kind::aniso, Kind::self, Kind::cluster, Kind::pw, Kind::mean};
+const char* name(Kind kind);
+std::optional<Kind> find_kind(std::string_view name);
+
+// The generator: a hash of (seed, stream, index), so any element can be made alone.
+double uniform(uint64_t seed, uint64_t stream, uint64_t index);  // in (0, 1)
+double normal(uint64_t seed, uint64_t stream, uint64_t index);
+
+struct Sizes {
+  int64_t batch, length_q, length_k, heads_q, heads_kv, dim, value_dim;
+};
+
+// Row-major q (batch, length_q, heads_q, dim), k (batch, length_k, heads_kv, dim), v (batch, length_k, heads_kv, value_dim).
+// Kinds that tie queries to keys align the last query with the last key; a query before the first key is tied to the first.
+struct Tensors {
+  std::vector<double> q, k, v;
+};
+
+Tensors make(Kind kind, uint64_t seed, const Sizes& sizes);
+
+}  // namespace lla::data

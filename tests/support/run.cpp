@@ -1,0 +1,261 @@
+#include "support/run.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <stdexcept>
+
+#include "plan/implementation.hpp"
+
+namespace lla::test {
+namespace {
+
+const core::Implementation* find(const std::string& name) {
+  for (const core::Implementation* i : core::implementations()) {
+    if (name == i->name) return i;
+  }
+  throw std::invalid_argument("no implementation " + name);
+}
+
+// The tensors every call has, in the memory of the implementation.
+struct Operands {
+  Memory& memory;
+  TestTensor q, k, v, ridge, x, cu_q, cu_k;
+
+  Operands(const Spec& s, const Inputs& in, Memory& m)
+      : memory(m),
+        q(m, "q", s.dtype, s.rows_size(s.dim), s.layout, in.q),
+        k(m, "k", s.dtype, s.keys_size(s.dim), s.layout, in.k),
+        v(m, "v", s.dtype, s.keys_size(s.value_dim), s.layout, in.v) {
+    if (s.ridge == RidgeShape::none) {
+      x = TestTensor(m, "x", s.dtype, s.rows_size(s.dim), s.layout, in.x);
+    } else {
+      ridge = TestTensor(m, "ridge", s.ridge_dtype(), s.ridge_size(), s.layout, in.ridge);
+    }
+    if (s.packed()) {
+      const auto as_doubles = [](const std::vector<int32_t>& v) { return std::vector<double>(v.begin(), v.end()); };
+      const auto size = static_cast<int64_t>(s.cu_q.size());
+      cu_q = TestTensor(m, "cu_seqlens_q", DType::i32, {size}, Layout::dense, as_doubles(s.cu_q));
+      cu_k = TestTensor(m, "cu_seqlens_k", DType::i32, {size}, Layout::dense, as_doubles(s.cu_k));
+    }
+  }
+
+  template <class Args>
+  void attach(Args& args, const Spec& s, const std::string& implementation) const {
+    args.options = s.options;
+    args.options.implementation = implementation.c_str();
+    args.q = q.view();
+    args.k = k.view();
+    args.v = v.view();
+    args.ridge = ridge.view();
+    args.x = x.view();
+    args.cu_seqlens_q = cu_q.view();
+    args.cu_seqlens_k = cu_k.view();
+    if (s.packed()) {
+      args.max_seqlen_q = longest(s.cu_q);
+      args.max_seqlen_k = longest(s.cu_k);
+    }
+  }
+
+  void expect_intact() const {
+    for (const TestTensor* t : {&q, &k, &v, &ridge, &x, &cu_q, &cu_k}) t->expect_intact();
+  }
+
+  static int64_t longest(const std::vector<int32_t>& cu) {
+    int32_t length = 0;
+    for (size_t i = 1; i < cu.size(); ++i) length = std::max(length, cu[i] - cu[i - 1]);
+    return length;
+  }
+};
+
+struct InfoTensors {
+  TestTensor iterations, residual, status;
+
+  template <class Args>
+  InfoTensors(const Spec& s, Memory& m, Args& args)
+      : iterations(m, "iterations", DType::i32, s.info_size()),
+        residual(m, "residual", DType::f32, s.info_size()),
+        status(m, "row_status", DType::i32, s.info_size()) {
+    args.iterations = iterations.view();
+    args.residual = residual.view();
+    args.row_status = status.view();
+  }
+
+  RowInfo read() const {
+    for (const TestTensor* t : {&iterations, &residual, &status}) t->expect_intact();
+    const auto as_ints = [](const std::vector<double>& v) { return std::vector<int>(v.begin(), v.end()); };
+    return {as_ints(iterations.values()), as_ints(status.values()), residual.values()};
+  }
+};
+
+// Asks for the workspace, runs with a poisoned one, and checks its surroundings.
+template <class Args, class Query, class Run>
+lla_status run_guarded(Args& args, Memory& memory, Query query, Run run) {
+  size_t bytes = 0;
+  if (const lla_status status = query(&args, &bytes); status != LLA_OK) return status;
+  GuardedBuffer workspace(memory, bytes);
+  args.workspace = workspace.data();
+  args.workspace_bytes = bytes;
+  const lla_status status = run(&args);
+  memory.synchronize();
+  EXPECT_TRUE(workspace.guards_intact()) << "written outside the workspace";
+  return status;
+}
+
+Spec as_oracle(Spec spec) {
+  spec.dtype = DType::f64;
+  spec.out_dtype = DType::none;
+  spec.layout = Layout::dense;
+  spec.options.solver = LLA_SOLVER_DIRECT;
+  spec.options.weights = LLA_WEIGHTS_AUTO;
+  return spec;
+}
+
+}  // namespace
+
+Forward run_forward(const Spec& spec, const Inputs& inputs, const std::string& implementation, Want want) {
+  SCOPED_TRACE(implementation + " forward: " + spec.text());
+  const Operands operands(spec, inputs, memory_of(implementation));
+  ForwardArgs args;
+  operands.attach(args, spec, implementation);
+  const TestTensor o(operands.memory, "o", spec.output(), spec.rows_size(spec.value_dim), spec.layout);
+  args.o = o.view();
+  Forward result;
+  TestTensor saved;
+  if (want.saved) {
+    int64_t size = 0;
+    if ((result.status = lla_saved_size(&args, &size)) != LLA_OK) {
+      result.message = lla_last_error();
+      return result;
+    }
+    saved = TestTensor(operands.memory, "saved", spec.ridge_dtype(), {size});
+    args.saved = saved.view();
+  }
+  std::unique_ptr<InfoTensors> info;
+  if (want.info) info = std::make_unique<InfoTensors>(spec, operands.memory, args);
+  result.status = run_guarded(args, operands.memory, lla_forward_workspace, lla_forward);
+  if (result.status != LLA_OK) result.message = lla_last_error();
+  operands.expect_intact();
+  o.expect_intact();
+  saved.expect_intact();
+  result.o = o.values();
+  result.saved = saved.values();
+  if (info) result.info = info->read();
+  return result;
+}
+
+Backward run_backward(const Spec& spec, const Inputs& inputs, const std::string& implementation) {
+  const Forward forward = run_forward(spec, inputs, implementation);
+  if (forward.status == LLA_OK) return run_backward(spec, inputs, forward.saved, implementation);
+  Backward failed;
+  failed.status = forward.status;
+  failed.message = forward.message;
+  return failed;
+}
+
+Backward run_backward(const Spec& spec, const Inputs& inputs, const std::vector<double>& saved_values, const std::string& implementation) {
+  SCOPED_TRACE(implementation + " backward: " + spec.text());
+  const Operands operands(spec, inputs, memory_of(implementation));
+  Memory& memory = operands.memory;
+  BackwardArgs args;
+  operands.attach(args, spec, implementation);
+  const TestTensor saved(memory, "saved", spec.ridge_dtype(), {static_cast<int64_t>(saved_values.size())}, Layout::dense, saved_values);
+  const TestTensor grad_o(memory, "grad_o", spec.dtype, spec.rows_size(spec.value_dim), spec.layout, inputs.grad_o);
+  const TestTensor dq(memory, "dq", spec.output(), spec.rows_size(spec.dim), spec.layout);
+  const TestTensor dk(memory, "dk", spec.output(), spec.keys_size(spec.dim), spec.layout);
+  const TestTensor dv(memory, "dv", spec.output(), spec.keys_size(spec.value_dim), spec.layout);
+  TestTensor dridge, dx;
+  if (spec.ridge == RidgeShape::none) {
+    dx = TestTensor(memory, "dx", spec.output(), spec.rows_size(spec.dim), spec.layout);
+  } else {
+    dridge = TestTensor(memory, "dridge", spec.ridge_dtype(), spec.ridge_size(), spec.layout);
+  }
+  args.saved = saved.view();
+  args.grad_o = grad_o.view();
+  args.dq = dq.view();
+  args.dk = dk.view();
+  args.dv = dv.view();
+  args.dridge = dridge.view();
+  args.dx = dx.view();
+  const InfoTensors info(spec, memory, args);
+  Backward result;
+  result.status = run_guarded(args, memory, lla_backward_workspace, lla_backward);
+  if (result.status != LLA_OK) result.message = lla_last_error();
+  operands.expect_intact();
+  for (const TestTensor* t : std::initializer_list<const TestTensor*>{&saved, &grad_o, &dq, &dk, &dv, &dridge, &dx}) t->expect_intact();
+  result.dq = dq.values();
+  result.dk = dk.values();
+  result.dv = dv.values();
+  result.dridge = dridge.values();
+  result.dx = dx.values();
+  result.info = info.read();
+  return result;
+}
+
+Forward oracle_forward(const Spec& spec, const Inputs& inputs) {
+  return run_forward(as_oracle(spec), inputs, "reference", {.saved = false, .info = true});
+}
+
+Backward oracle_backward(const Spec& spec, const Inputs& inputs) {
+  // The reference works the forward pass out again, so the saved vector only has to be there.
+  const Spec f64 = as_oracle(spec);
+  const int64_t rows = f64.rows();
+  const auto section = [](int64_t n) { return static_cast<size_t>((n + 3) / 4 * 4); };
+  const size_t size = 2 * section(rows) + 2 * section(rows * f64.dim) + section(rows * f64.value_dim);
+  return run_backward(f64, inputs, std::vector<double>(size, 0.0), "reference");
+}
+
+std::vector<std::string> implementations_under_test() {
+  std::vector<std::string> names;
+  for (const core::Implementation* i : core::implementations()) {
+    if (i->device == core::Device::cpu || cuda_memory() != nullptr) names.emplace_back(i->name);
+  }
+  return names;
+}
+
+Memory& memory_of(const std::string& implementation) {
+  return find(implementation)->device == core::Device::cpu ? host_memory() : *cuda_memory();
+}
+
+bool takes(const std::string& implementation, const Spec& spec) {
+  ForwardArgs args;  // a question: sizes and options are enough for an answer
+  args.options = spec.options;
+  args.options.implementation = implementation.c_str();
+  const int device = memory_of(implementation).cuda_device();
+  const auto view = [&](const std::vector<int64_t>& size, DType dtype) {
+    lla_tensor t = lla::dense(nullptr, dtype, {}, device);
+    t.ndim = static_cast<int32_t>(size.size());
+    int64_t stride = 1;
+    for (size_t i = size.size(); i-- > 0;) {
+      t.size[i] = size[i];
+      t.stride[i] = stride;
+      stride *= std::max<int64_t>(size[i], 1);
+    }
+    return t;
+  };
+  args.q = view(spec.rows_size(spec.dim), spec.dtype);
+  args.k = view(spec.keys_size(spec.dim), spec.dtype);
+  args.v = view(spec.keys_size(spec.value_dim), spec.dtype);
+  args.o = view(spec.rows_size(spec.value_dim), spec.output());
+  if (spec.ridge == RidgeShape::none) {
+    args.x = view(spec.rows_size(spec.dim), spec.dtype);
+  } else {
+    args.ridge = view(spec.ridge_size(), spec.ridge_dtype());
+  }
+  if (spec.packed()) {
+    args.cu_seqlens_q = args.cu_seqlens_k = view({static_cast<int64_t>(spec.cu_q.size())}, DType::i32);
+  }
+  size_t bytes = 0;
+  const lla_status status = lla_forward_workspace(&args, &bytes);
+  if (find(implementation)->device == core::Device::cpu) {
+    EXPECT_EQ(status, LLA_OK) << spec.text() << ": " << lla_last_error();
+  }
+  return status == LLA_OK;
+}
+
+bool reduced() {
+  const char* value = std::getenv("LLA_TEST_REDUCED");
+  return value != nullptr && std::string(value) == "1";
+}
+
+}  // namespace lla::test

@@ -1,0 +1,55 @@
+// Runs a problem through the public C interface on one implementation: outputs and workspace poisoned with NaN, guard zones
+// around everything, and a test failure where something else was written or an input changed.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "support/problem.hpp"
+
+namespace lla::test {
+
+struct RowInfo {
+  std::vector<int> iterations, status;
+  std::vector<double> residual;
+};
+
+struct Forward {
+  lla_status status = LLA_OK;
+  std::string message;
+  std::vector<double> o, saved;
+  RowInfo info;
+};
+
+struct Backward {
+  lla_status status = LLA_OK;
+  std::string message;
+  std::vector<double> dq, dk, dv, dridge, dx;
+  RowInfo info;
+};
+
+// What is asked for besides the main outputs.
+struct Want {
+  bool saved = true;
+  bool info = true;
+};
+
+Forward run_forward(const Spec& spec, const Inputs& inputs, const std::string& implementation, Want want = {});
+// Takes the saved vector of a forward call, by default of one it runs itself on the same implementation.
+Backward run_backward(const Spec& spec, const Inputs& inputs, const std::string& implementation);
+Backward run_backward(const Spec& spec, const Inputs& inputs, const std::vector<double>& saved, const std::string& implementation);
+
+// The oracle: the reference's direct solve on the same values, in and out in fp64.
+Forward oracle_forward(const Spec& spec, const Inputs& inputs);
+Backward oracle_backward(const Spec& spec, const Inputs& inputs);
+
+// Implementations whose memory this binary has and whose device is there, in order of preference.
+std::vector<std::string> implementations_under_test();
+Memory& memory_of(const std::string& implementation);
+// False with a reason where an implementation may refuse (GPU); the CPU's may not, that is a test failure.
+bool takes(const std::string& implementation, const Spec& spec);
+
+// Fewer and smaller cases (LLA_TEST_REDUCED=1), for runs under sanitizers.
+bool reduced();
+
+}  // namespace lla::test
