@@ -1,0 +1,46 @@
+// What `lla check` tries, and how close to the reference each result must come.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/problem.hpp"
+#include "data/data.hpp"
+
+namespace lla::app {
+
+struct CheckShape {
+  const char* name;
+  data::Sizes sizes;              // packed: batch 1, the lengths are totals
+  std::vector<int32_t> sequences;  // cumulative lengths when packed, else empty
+};
+
+struct CheckMask {
+  const char* name;
+  bool causal;
+  int64_t left, right;
+};
+
+struct CheckCase {
+  DType dtype;
+  data::Kind kind;
+  double lambda;           // around which the ridge varies
+  core::RidgeShape ridge;  // none: x is given instead
+  const CheckMask* mask;
+  const CheckShape* shape;
+
+  double tolerance() const;  // of the solver
+  std::string text() const;  // one line that names everything above
+};
+
+// quick: each dtype, kind and size of ridge once, the rest taken in turn. Otherwise every combination but of shapes.
+std::vector<CheckCase> check_cases(bool quick);
+
+struct CheckGates {
+  double output;
+  double gradients;
+};
+CheckGates check_gates(const CheckCase& c);
+
+}  // namespace lla::app

@@ -1,0 +1,32 @@
+// A block of memory on the device an implementation works on, filled from and read back to the host.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "core/problem.hpp"
+
+namespace lla::app {
+
+class DeviceMemory {
+ public:
+  // Throws std::runtime_error with the reason when there is not enough, or no such device in this build.
+  DeviceMemory(core::Device device, size_t bytes);
+
+  void* data() const { return block_.get(); }
+  size_t size() const { return bytes_; }
+  void fill(unsigned char byte);
+  void upload(const void* from_host);
+  void download(void* to_host) const;
+
+ private:
+  core::Device device_;
+  size_t bytes_;
+  std::unique_ptr<void, void (*)(void*)> block_;
+};
+
+// Waits until the device has finished; throws with the reason when it has failed.
+void synchronize(core::Device device);
+
+}  // namespace lla::app
