@@ -142,7 +142,7 @@ void print_table(const std::vector<Outcome>& outcomes) {
     std::string verdict = line.bad ? fmt::format("{} BAD", line.bad) : "ok";
     if (line.refused == line.cases) verdict = "refused";
     else if (line.refused) verdict += fmt::format(", {} refused", line.refused);
-    fmt::print("{} {:>5}  {:>8.1e} {:>8.0e}  {:>8.1e} {:>8.0e}  {:<6}  {}\n", key, line.cases, line.worst.output, line.gates.output,
+    fmt::print("{} {:>5}  {:>8.1e} {:>8.1e}  {:>8.1e} {:>8.1e}  {:<6}  {}\n", key, line.cases, line.worst.output, line.gates.output,
                line.worst.gradients, line.gates.gradients, line.worst.worst_gradient, verdict);
   }
 }
@@ -155,7 +155,7 @@ void print_case(const Outcome& o) {
     fmt::print("refused, {}\n", o.refused);
   } else {
     const CheckGates gates = check_gates(*o.checked);
-    fmt::print("output {:.1e} (gate {:.0e}), {} {:.1e} (gate {:.0e})\n", o.errors.output, gates.output, o.errors.worst_gradient,
+    fmt::print("output {:.1e} (gate {:.1e}), {} {:.1e} (gate {:.1e})\n", o.errors.output, gates.output, o.errors.worst_gradient,
                o.errors.gradients, gates.gradients);
   }
 }
