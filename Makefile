@@ -15,6 +15,9 @@ export CMAKE_CXX_COMPILER_LAUNCHER := ccache
 export CMAKE_CUDA_COMPILER_LAUNCHER := ccache
 endif
 
+# The PyTorch operators and their tests use the torch that set-up put into .venv.
+export LLA_RELEASE_OPTIONS := $(if $(wildcard bindings/torch/CMakeLists.txt),-DLLA_BUILD_TORCH=ON) -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python
+
 .PHONY: help
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -29,7 +32,7 @@ run:  ## Build the CPU part and compare it with the fp64 reference on this machi
 .PHONY: build
 build:  ## Build everything this machine can build
 	@scripts/setup.sh test
-	@cmake --preset release
+	@cmake --preset release $(LLA_RELEASE_OPTIONS)
 	@cmake --build --preset release -j $(JOBS)
 
 .PHONY: test
