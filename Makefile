@@ -15,9 +15,6 @@ export CMAKE_CXX_COMPILER_LAUNCHER := ccache
 export CMAKE_CUDA_COMPILER_LAUNCHER := ccache
 endif
 
-# The PyTorch operators and their tests use the torch that set-up put into .venv.
-export LLA_RELEASE_OPTIONS := $(if $(wildcard bindings/torch/CMakeLists.txt),-DLLA_BUILD_TORCH=ON) -DPython_EXECUTABLE=$(CURDIR)/.venv/bin/python
-
 .PHONY: help
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/' | column -t -s '|'
@@ -32,7 +29,7 @@ run:  ## Build the CPU part and compare it with the fp64 reference on this machi
 .PHONY: build
 build:  ## Build everything this machine can build
 	@scripts/setup.sh test
-	@cmake --preset release $(LLA_RELEASE_OPTIONS)
+	@cmake --preset release
 	@cmake --build --preset release -j $(JOBS)
 
 .PHONY: test
@@ -44,15 +41,10 @@ test:  ## Build and run every test, then the suite under ASan + UBSan and TSan
 test-gpu: build  ## The tests that need a GPU
 	@ctest --preset release -L gpu --no-tests=error
 
-.PHONY: asan
-asan:  ## The CPU suite under AddressSanitizer and UndefinedBehaviorSanitizer
+.PHONY: asan tsan
+asan tsan:  ## The CPU suite under AddressSanitizer + UBSan, or under ThreadSanitizer
 	@scripts/setup.sh test
-	@scripts/test.sh asan
-
-.PHONY: tsan
-tsan:  ## The CPU suite under ThreadSanitizer
-	@scripts/setup.sh test
-	@scripts/test.sh tsan
+	@scripts/test.sh $@
 
 .PHONY: tidy
 tidy:  ## clang-tidy over the C++ sources

@@ -27,9 +27,8 @@ stage() {
 }
 
 configure_and_build() {
-  local preset=$1 options=()
-  if [ "$preset" = release ]; then read -ra options <<<"${LLA_RELEASE_OPTIONS:-}"; fi
-  cmake --preset "$preset" "${options[@]}" && cmake --build --preset "$preset" -j "$jobs"
+  local preset=$1
+  cmake --preset "$preset" && cmake --build --preset "$preset" -j "$jobs"
 }
 
 run_tests() {  # preset, then a command prefix

@@ -1,0 +1,286 @@
+// Conjugate gradients on A u = (1/omega) (W (uK - center)) K + ridge u, a panel of rows at a time, every lane its own iteration.
+//
+// Preconditioned by the diagonal ridge + (variance of the keys): without effect where a row's ridge is one number, a help where it
+// differs by channel, and it makes an infinite ridge (preconditioner 0) drop out of every vector by itself.
+#if defined(LLA_CPU_CG_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef LLA_CPU_CG_INL_HPP
+#undef LLA_CPU_CG_INL_HPP
+#else
+#define LLA_CPU_CG_INL_HPP
+#endif
+
+#include "cpu/cost.hpp"
+#include "cpu/panel-inl.hpp"
+#include "cpu/work.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace lla::cpu {
+namespace HWY_NAMESPACE {
+
+// How far a lane's solve has come.
+enum Lane : int { kDone = 0, kRunning = 1, kUnfinished = 2 /* to be solved directly, where that is allowed */ };
+
+template <class T>
+struct CgLanes {
+  HWY_ALIGN T active[kPanel<T>];     // 1 while the lane iterates, else 0
+  HWY_ALIGN T rz[kPanel<T>], rr[kPanel<T>], rr_start[kPanel<T>];
+  HWY_ALIGN T pmp[kPanel<T>];        // direction . direction / preconditioner
+  HWY_ALIGN T curvature[kPanel<T>];  // largest direction . image / pmp seen
+  HWY_ALIGN T smallest_ridge[kPanel<T>];
+  Lane lane[kPanel<T>];
+};
+
+// A block of rows that share their walks over the keys.
+template <class T>
+struct Block {
+  const core::Problem& problem;
+  const PackedHead<T>& head;
+  WorkerMemory<T>& memory;
+  int count = 0;  // panels
+  Panel<T> panels[kMaxPanels];
+  CgLanes<T> cg[kMaxPanels];
+  Work work;
+
+  Block(const core::Problem& p, const PackedHead<T>& h, WorkerMemory<T>& m) : problem(p), head(h), memory(m) {}
+
+  int64_t first_tile() const {
+    int64_t first = panels[0].begin;
+    for (int i = 1; i < count; ++i) first = std::min(first, panels[i].begin);
+    return first / kTile;
+  }
+  int64_t last_tile() const {
+    int64_t last = 0;
+    for (int i = 0; i < count; ++i) last = std::max(last, panels[i].end);
+    return (last + kTile - 1) / kTile;
+  }
+  void count_products(const Panel<T>& panel, int64_t channels) {
+    work.product_flops += 2 * panel.pairs * static_cast<uint64_t>(channels);
+  }
+};
+
+// visit(panel index, lo, hi) for each tile of keys and each panel that is running and sees some of them.
+template <class T, class Visit>
+HWY_INLINE void walk(Block<T>& block, const bool* running, const Visit& visit) {
+  const int64_t last = block.last_tile();
+  for (int64_t tile = block.first_tile(); tile < last; ++tile) {
+    for (int i = 0; i < block.count; ++i) {
+      const int64_t lo = block.panels[i].lo(tile), hi = block.panels[i].hi(tile);
+      if ((!running || running[i]) && lo < hi) visit(i, lo, hi);
+    }
+  }
+}
+
+// u[j] = w[j] (k_j . vector - center) for the keys [lo, hi); panel.row_sum += its sums.
+template <class T>
+HWY_INLINE void centered_tile(Panel<T>& panel, const T* keys_grouped, int64_t dim, int64_t lo, int64_t hi, const T* vector,
+                              const T* weights, T* u) {
+  const auto center0 = load(panel.center), center1 = load(panel.center + kLanes<T>);
+  auto sum0 = hn::Zero(Tag<T>()), sum1 = hn::Zero(Tag<T>());
+  grouped_product(keys_grouped, dim, lo, hi, vector, [&](int64_t j, Vec<T> e0, Vec<T> e1) HWY_ATTR {
+    const int64_t at = j * kPanel<T>;
+    const auto u0 = hn::Mul(load(weights + at), hn::Sub(e0, center0));
+    const auto u1 = hn::Mul(load(weights + at + kLanes<T>), hn::Sub(e1, center1));
+    sum0 = hn::Add(sum0, u0);
+    sum1 = hn::Add(sum1, u1);
+    store(u0, u + at);
+    store(u1, u + at + kLanes<T>);
+  });
+  store(hn::Add(load(panel.row_sum), sum0), panel.row_sum);
+  store(hn::Add(load(panel.row_sum + kLanes<T>), sum1), panel.row_sum + kLanes<T>);
+}
+
+// image = A direction, for the running panels, but for the ridge's part.
+template <class T>
+void apply_covariance(Block<T>& block, const bool* running) {
+  const int64_t dim = block.problem.dim;
+  for (int i = 0; i < block.count; ++i) {
+    if (!running[i]) continue;
+    Panel<T>& panel = block.panels[i];
+    lane_dots(panel.direction, panel.mean_k, dim, panel.center);
+    clear(panel.image, dim);
+    std::fill_n(panel.row_sum, kPanel<T>, T{0});
+    block.count_products(panel, (panel.weights ? 2 : 3) * dim);
+  }
+  walk(block, running, [&](int i, int64_t lo, int64_t hi) HWY_ATTR {
+    Panel<T>& panel = block.panels[i];
+    const PackedRows<T>& k = block.head.k;
+    const T* weights = weights_tile(panel, k.grouped, dim, lo, hi, block.memory.tiles[1]);
+    T* const u = block.memory.tiles[0];
+    centered_tile(panel, k.grouped, dim, lo, hi, panel.direction, weights, u);
+    natural_product(k.natural + lo * dim, dim, dim, u, hi - lo, panel.image);
+  });
+  for (int i = 0; i < block.count; ++i) {
+    if (running[i]) center_and_divide<false>(block.panels[i], block.panels[i].image, block.panels[i].mean_k, dim);
+  }
+}
+
+// solution = 0, direction = preconditioned right-hand side. Lanes with nothing to solve are done.
+// An infinite ridge becomes 0 with a preconditioner of 0, which keeps that channel of every vector at 0.
+template <class T>
+void start_cg(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
+  const int64_t dim = block.problem.dim;
+  const auto zero = hn::Zero(Tag<T>()), one = splat(T{1}), infinity = splat(std::numeric_limits<T>::infinity());
+  const auto variance = splat(*block.head.variance);
+  for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
+    auto smallest = infinity, rz = zero, rr = zero, mean_squares = zero;
+    for (int64_t e = at; e < dim * kPanel<T>; e += kPanel<T>) {
+      const auto ridge = load(panel.ridge + e);
+      const auto infinite = hn::Eq(ridge, infinity);
+      const auto scale = hn::Add(ridge, variance);
+      const auto inverse = hn::IfThenZeroElse(infinite, hn::Div(one, hn::IfThenElse(hn::Gt(scale, zero), scale, one)));
+      const auto r = hn::IfThenZeroElse(infinite, load(panel.rhs + e));
+      const auto z = hn::Mul(inverse, r);
+      const auto mean = load(panel.mean_k + e);
+      smallest = hn::Min(smallest, ridge);
+      rz = hn::MulAdd(r, z, rz);
+      rr = hn::MulAdd(r, r, rr);
+      mean_squares = hn::MulAdd(mean, mean, mean_squares);
+      store(hn::IfThenZeroElse(infinite, ridge), panel.ridge + e);
+      store(inverse, panel.preconditioner + e);
+      store(r, panel.residual + e);
+      store(z, panel.direction + e);
+      store(zero, panel.solution + e);
+    }
+    store(smallest, s.smallest_ridge + at);
+    store(rz, s.rz + at);
+    store(rz, s.pmp + at);
+    store(rr, s.rr + at);
+    store(rr, s.rr_start + at);
+    store(mean_squares, s.curvature + at);
+  }
+  for (int64_t l = 0; l < kPanel<T>; ++l) {
+    // Rounding of the mean key alone gives u . A u up to (eps |u| |mean|)^2: less than that is no curvature.
+    const T scale = s.smallest_ridge[l] + *block.head.variance;
+    s.curvature[l] = scale > 0 && std::isfinite(scale) ? std::numeric_limits<T>::epsilon() * s.curvature[l] / scale : T{0};
+    s.lane[l] = l < panel.rows && !panel.bad[l] && s.rr_start[l] > 0 ? kRunning : kDone;
+    s.active[l] = s.lane[l] == kRunning ? T{1} : T{0};
+  }
+}
+
+// One iteration's vector work, with image = covariance * direction given. Returns whether any lane goes on.
+template <class T>
+bool step_cg(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
+  constexpr T kVanishing = 8 * std::numeric_limits<T>::epsilon();
+  const int64_t end = block.problem.dim * kPanel<T>;
+  const T tolerance2 = static_cast<T>(block.problem.tolerance * block.problem.tolerance);
+  HWY_ALIGN T rr_new[kPanel<T>], usable[kPanel<T>], beta_of[kPanel<T>];
+  for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
+    const auto zero = hn::Zero(Tag<T>());
+    auto pap = zero;
+    for (int64_t e = at; e < end; e += kPanel<T>) {
+      const auto direction = load(panel.direction + e);
+      // Where the preconditioner is 0 the channel is left out; there direction is 0, so only the image has to be cleared.
+      const auto image = hn::IfThenZeroElse(hn::Eq(load(panel.preconditioner + e), zero),
+                                            hn::MulAdd(load(panel.ridge + e), direction, load(panel.image + e)));
+      store(image, panel.image + e);
+      pap = hn::MulAdd(direction, image, pap);
+    }
+    const auto active = hn::Gt(load(s.active + at), zero);
+    const auto pmp = load(s.pmp + at), rz = load(s.rz + at);
+    const auto largest = load(s.curvature + at);
+    const auto ok = hn::And(active, hn::Gt(pap, hn::Mul(splat(kVanishing), hn::Mul(pmp, largest))));
+    store(hn::IfThenElse(ok, hn::Max(largest, hn::Div(pap, pmp)), largest), s.curvature + at);
+    const auto alpha = hn::IfThenElseZero(ok, hn::Div(rz, pap));
+    auto rz_new = zero, rr = zero;
+    for (int64_t e = at; e < end; e += kPanel<T>) {
+      const auto r = hn::NegMulAdd(alpha, load(panel.image + e), load(panel.residual + e));
+      store(r, panel.residual + e);
+      rz_new = hn::MulAdd(r, hn::Mul(r, load(panel.preconditioner + e)), rz_new);
+      rr = hn::MulAdd(r, r, rr);
+    }
+    // A residual that is no longer finite: the step is not taken.
+    const auto good = hn::And(ok, hn::Lt(rr, splat(std::numeric_limits<T>::max())));
+    const auto step = hn::IfThenElseZero(good, alpha);
+    const auto beta = hn::IfThenElseZero(good, hn::Div(rz_new, rz));
+    for (int64_t e = at; e < end; e += kPanel<T>) {
+      store(hn::MulAdd(step, load(panel.direction + e), load(panel.solution + e)), panel.solution + e);
+    }
+    store(hn::MulAdd(hn::Mul(beta, beta), pmp, rz_new), s.pmp + at);
+    store(rz_new, s.rz + at);
+    store(rr, rr_new + at);
+    store(beta, beta_of + at);
+    store(hn::IfThenElseZero(good, splat(T{1})), usable + at);
+  }
+  bool any = false;
+  for (int64_t l = 0; l < kPanel<T>; ++l) {
+    if (s.lane[l] != kRunning) continue;
+    ++panel.iterations[l];
+    if (usable[l] == 0) {
+      panel.status[l] = LLA_ROW_BREAKDOWN;
+      s.lane[l] = kUnfinished;
+    } else {
+      s.rr[l] = rr_new[l];
+      if (rr_new[l] <= tolerance2 * s.rr_start[l]) s.lane[l] = kDone;
+    }
+    s.active[l] = s.lane[l] == kRunning ? T{1} : T{0};
+    any |= s.lane[l] == kRunning;
+  }
+  if (!any) return false;
+  for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
+    const auto active = hn::Gt(load(s.active + at), hn::Zero(Tag<T>()));
+    const auto beta = load(beta_of + at);
+    for (int64_t e = at; e < end; e += kPanel<T>) {
+      const auto z = hn::Mul(load(panel.residual + e), load(panel.preconditioner + e));
+      store(hn::IfThenElseZero(active, hn::MulAdd(beta, load(panel.direction + e), z)), panel.direction + e);
+    }
+  }
+  return true;
+}
+
+// Under auto: lanes that conjugate gradients should not be trusted with, known once the first curvature is.
+template <class T>
+bool hand_over_ill_conditioned(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
+  bool any = false;
+  for (int64_t l = 0; l < kPanel<T>; ++l) {
+    if (s.lane[l] == kDone && panel.iterations[l] == 0) continue;  // had nothing to solve
+    const T curvature = s.curvature[l] * (s.smallest_ridge[l] + *block.head.variance);
+    const T effective_keys = panel.omega[l] * panel.omega[l] / panel.omega_squares[l];
+    if (too_ill_conditioned(s.smallest_ridge[l], curvature, effective_keys, block.problem.dim)) s.lane[l] = kUnfinished;
+    s.active[l] = s.lane[l] == kRunning ? T{1} : T{0};
+    any |= s.lane[l] == kRunning;
+  }
+  return any;
+}
+
+// Iterates the running panels until their lanes have met the tolerance, broken down or reached the panel's limit.
+template <class T>
+void run_cg(Block<T>& block, bool* running, const int* limit, bool automatic) {
+  const auto finish = [&](int i) {
+    Panel<T>& panel = block.panels[i];
+    CgLanes<T>& s = block.cg[i];
+    for (int64_t l = 0; l < kPanel<T>; ++l) {
+      if (s.lane[l] == kRunning) {
+        panel.status[l] = LLA_ROW_MAX_ITERATIONS;
+        s.lane[l] = kUnfinished;
+      }
+      panel.relative_residual[l] = s.rr_start[l] > 0 ? std::sqrt(s.rr[l] / s.rr_start[l]) : T{0};
+    }
+    running[i] = false;
+  };
+  bool any = false;
+  for (int i = 0; i < block.count; ++i) {
+    if (!running[i]) continue;
+    block.work.cg_pairs += block.panels[i].pairs;
+    const Lane* lanes = block.cg[i].lane;
+    if (std::find(lanes, lanes + kPanel<T>, kRunning) == lanes + kPanel<T>) finish(i);
+    any |= running[i];
+  }
+  for (int iteration = 1; any; ++iteration) {
+    apply_covariance(block, running);
+    any = false;
+    for (int i = 0; i < block.count; ++i) {
+      if (!running[i]) continue;
+      Panel<T>& panel = block.panels[i];
+      block.work.iteration_pairs += panel.pairs;
+      bool go_on = step_cg(block, panel, block.cg[i]);
+      if (automatic && iteration == 1) go_on = hand_over_ill_conditioned(block, panel, block.cg[i]);
+      if (!go_on || iteration >= limit[i]) finish(i);
+      any |= running[i];
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace lla::cpu
+HWY_AFTER_NAMESPACE();
+#endif

@@ -1,0 +1,190 @@
+// The direct solver: forms each row's matrix from its weights, in double, and factors it, a panel of doubles at a time.
+//
+// With z = (1, k - c) the weighted moments sum w z z^T hold omega, the first and the second moments; eliminating their first row and
+// column leaves omega times the covariance. c is near the rows' mean keys, so that nothing cancels. For channel a the products
+// (w z_a) z_b, b >= a, are one matrix product whose broadcast operand is the tile of z itself.
+#if defined(LLA_CPU_DIRECT_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef LLA_CPU_DIRECT_INL_HPP
+#undef LLA_CPU_DIRECT_INL_HPP
+#else
+#define LLA_CPU_DIRECT_INL_HPP
+#endif
+
+#include "cpu/cg-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace lla::cpu {
+namespace HWY_NAMESPACE {
+
+constexpr int64_t kDirect = kPanel<double>;
+
+// Row a of an upper triangle of size n, [column - a][lane].
+HWY_INLINE double* triangle_row(double* matrix, int64_t n, int64_t a) {
+  return matrix + (a * n - a * (a - 1) / 2) * kDirect;
+}
+
+// target[e] -= sum over i of factor[i] * source[i][e], for `entries` entries of a lane panel.
+template <int kSources>
+HWY_INLINE void subtract_rows(double* target, const double* const* sources, const double (*factors)[kDirect], int64_t entries) {
+  for (int64_t at = 0; at < kDirect; at += kLanes<double>) {
+    Vec<double> f[kSources];
+    for (int i = 0; i < kSources; ++i) f[i] = load(factors[i] + at);
+    for (int64_t e = at; e < entries * kDirect; e += kDirect) {
+      auto value = load(target + e);
+      for (int i = 0; i < kSources; ++i) value = hn::NegMulAdd(f[i], load(sources[i] + e), value);
+      store(value, target + e);
+    }
+  }
+}
+
+// Factors the upper triangle (n rows of n lanes) in place and solves for `solution`, which holds the right-hand side.
+// A pivot below its share of `diagonal` drops its direction: that component of the solution is 0, and dropped[lane] is set.
+inline void factor_and_solve(double* matrix, int64_t n, const double* diagonal, double* solution, bool* dropped) {
+  constexpr int kPivots = 4;  // rows that update the rest together
+  const auto row = [&](int64_t a) { return triangle_row(matrix, n, a); };
+  const double smallest = 16.0 * static_cast<double>(n) * std::numeric_limits<double>::epsilon();
+  HWY_ALIGN double inverse[kMaxChannels * kDirect];
+  HWY_ALIGN double factors[kPivots][kDirect];
+  // Subtracts `count` eliminated rows, the first being `first`, from row b and its right-hand side.
+  const auto eliminate = [&](int64_t first, int count, int64_t b) HWY_ATTR {
+    const double* sources[kPivots];
+    const double* rhs[kPivots];
+    for (int i = 0; i < count; ++i) {
+      sources[i] = row(first + i) + (b - first - i) * kDirect;
+      rhs[i] = solution + (first + i) * kDirect;
+      for (int64_t at = 0; at < kDirect; at += kLanes<double>) {
+        store(hn::Mul(load(sources[i] + at), load(inverse + (first + i) * kDirect + at)), factors[i] + at);
+      }
+    }
+    if (count == kPivots) {
+      subtract_rows<kPivots>(row(b), sources, factors, n - b);
+      subtract_rows<kPivots>(solution + b * kDirect, rhs, factors, 1);
+      return;
+    }
+    for (int i = 0; i < count; ++i) {
+      subtract_rows<1>(row(b), sources + i, factors + i, n - b);
+      subtract_rows<1>(solution + b * kDirect, rhs + i, factors + i, 1);
+    }
+  };
+  for (int64_t first = 0; first < n; first += kPivots) {
+    const int64_t last = std::min<int64_t>(first + kPivots, n);
+    for (int64_t a = first; a < last; ++a) {
+      // Later pivots of the group see the earlier ones one at a time: their factors depend on each other.
+      for (int64_t earlier = first; earlier < a; ++earlier) eliminate(earlier, 1, a);
+      const double* pivot = row(a);
+      for (int64_t l = 0; l < kDirect; ++l) {
+        const bool keep = pivot[l] > smallest * diagonal[a * kDirect + l];
+        inverse[a * kDirect + l] = keep ? 1.0 / pivot[l] : 0.0;
+        dropped[l] |= !keep;
+      }
+    }
+    for (int64_t b = last; b < n; ++b) eliminate(first, static_cast<int>(last - first), b);
+  }
+  for (int64_t a = n - 1; a >= 0; --a) {
+    for (int64_t at = 0; at < kDirect; at += kLanes<double>) {
+      auto value = load(solution + a * kDirect + at);
+      for (int64_t b = a + 1; b < n; ++b) {
+        value = hn::NegMulAdd(load(row(a) + (b - a) * kDirect + at), load(solution + b * kDirect + at), value);
+      }
+      store(hn::Mul(value, load(inverse + a * kDirect + at)), solution + a * kDirect + at);
+    }
+  }
+}
+
+// Moments of z over the keys [begin, end), for kDirect lanes of the panel from `lane` on.
+template <class T>
+void form_moments(Block<T>& block, Panel<T>& panel, int64_t lane, int64_t begin, int64_t end) {
+  const int64_t dim = block.problem.dim, n = dim + 1;
+  const DirectMemory& m = block.memory.direct;
+  std::fill_n(m.matrix, DirectMemory::entries(dim) * kDirect, 0.0);
+  for (int64_t tile = begin / kTile; tile * kTile < end; ++tile) {
+    const int64_t lo = std::max(panel.lo(tile), begin / kGroup * kGroup), hi = std::min(panel.hi(tile), end), keys = hi - lo;
+    const T* weights = weights_tile(panel, block.head.k.grouped, dim, lo, hi, block.memory.tiles[1]);
+    for (int64_t j = 0; j < keys; ++j) {
+      const T* key = block.head.k.natural + (lo + j) * dim;
+      double* z = m.keys + j * n;
+      z[0] = 1;
+      for (int64_t c = 0; c < dim; ++c) z[c + 1] = static_cast<double>(key[c]) - m.center[c];
+      for (int64_t l = 0; l < kDirect; ++l) m.weights[j * kDirect + l] = static_cast<double>(weights[j * kPanel<T> + lane + l]);
+    }
+    for (int64_t a = 0; a < n; ++a) {
+      for (int64_t j = 0; j < keys; ++j) {
+        const auto z = splat(m.keys[j * n + a]);
+        for (int64_t at = j * kDirect; at < (j + 1) * kDirect; at += kLanes<double>) {
+          store(hn::Mul(z, load(m.weights + at)), m.weighted + at);
+        }
+      }
+      natural_product(m.keys + a, n, n - a, m.weighted, keys, triangle_row(m.matrix, n, a));
+    }
+  }
+}
+
+// Moments become A = covariance + ridge, [dim x dim] from row 1 of the triangle on; m.solution the right-hand side.
+// Channels with an infinite ridge (preconditioner 0) become rows of the identity.
+template <class T>
+void finish_matrix(const Panel<T>& panel, const DirectMemory& m, int64_t dim, int64_t lane) {
+  const int64_t n = dim + 1;
+  const double* first = m.matrix;
+  for (int64_t a = 0; a < dim; ++a) {
+    double* row = triangle_row(m.matrix, n, a + 1);
+    for (int64_t l = 0; l < kDirect; ++l) {
+      const double omega = first[l] > 0 ? first[l] : 1.0;
+      const double mean_a = first[(a + 1) * kDirect + l] / omega;
+      const auto is_free = [&](int64_t c) { return panel.preconditioner[c * kPanel<T> + lane + l] > 0; };
+      const double raw = row[l] / omega;
+      const double ridge = panel.ridge[a * kPanel<T> + lane + l];
+      for (int64_t b = a; b < dim; ++b) {
+        double& entry = row[(b - a) * kDirect + l];
+        const double covariance = (entry - mean_a * first[(b + 1) * kDirect + l]) / omega;
+        entry = is_free(a) && is_free(b) ? covariance : 0.0;
+      }
+      row[l] = is_free(a) ? row[l] + ridge : 1.0;
+      m.diagonal[a * kDirect + l] = is_free(a) ? raw + ridge : 1.0;
+      m.solution[a * kDirect + l] = is_free(a) ? static_cast<double>(panel.rhs[a * kPanel<T> + lane + l]) : 0.0;
+    }
+  }
+}
+
+// Solves the lanes conjugate gradients left unfinished (all that have something to solve, if they did not run).
+template <class T>
+void solve_directly(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
+  const int64_t dim = block.problem.dim;
+  const DirectMemory& m = block.memory.direct;
+  for (int64_t lane = 0; lane < kPanel<T>; lane += kDirect) {
+    int64_t begin = panel.end, end = panel.begin, wanted = 0;
+    uint64_t pairs = 0;
+    std::fill_n(m.center, dim, 0.0);
+    for (int64_t l = lane; l < lane + kDirect; ++l) {
+      if (s.lane[l] == kDone) continue;
+      ++wanted;
+      begin = std::min(begin, panel.lane_begin[l]);
+      end = std::max(end, panel.lane_end[l]);
+      pairs += static_cast<uint64_t>(panel.lane_end[l] - panel.lane_begin[l]);
+      for (int64_t c = 0; c < dim; ++c) m.center[c] += panel.mean_k[c * kPanel<T> + l];
+    }
+    if (wanted == 0) continue;
+    for (int64_t c = 0; c < dim; ++c) m.center[c] /= static_cast<double>(wanted);
+    form_moments(block, panel, lane, begin, end);
+    finish_matrix(panel, m, dim, lane);
+    bool dropped[kDirect] = {};
+    factor_and_solve(triangle_row(m.matrix, dim + 1, 1), dim, m.diagonal, m.solution, dropped);
+    for (int64_t l = 0; l < kDirect; ++l) {
+      if (s.lane[lane + l] == kDone) continue;
+      s.lane[lane + l] = kDone;
+      panel.status[lane + l] = dropped[l] ? LLA_ROW_BREAKDOWN : LLA_ROW_OK;
+      panel.iterations[lane + l] = -1;
+      panel.relative_residual[lane + l] = -1;
+      for (int64_t c = 0; c < dim; ++c) {
+        panel.solution[c * kPanel<T> + lane + l] = static_cast<T>(m.solution[c * kDirect + l]);
+        panel.residual[c * kPanel<T> + lane + l] = 0;
+      }
+    }
+    block.work.direct_flops += 2 * pairs * static_cast<uint64_t>(DirectMemory::entries(dim));
+    block.work.direct_rows += static_cast<uint64_t>(wanted);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace lla::cpu
+HWY_AFTER_NAMESPACE();
+#endif

@@ -1,0 +1,171 @@
+// Forward of one block of rows: statistics, solve, output. With cached weights 5 + 2T products, T the panel's iterations.
+#if defined(LLA_CPU_FORWARD_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef LLA_CPU_FORWARD_INL_HPP
+#undef LLA_CPU_FORWARD_INL_HPP
+#else
+#define LLA_CPU_FORWARD_INL_HPP
+#endif
+
+#include "cpu/lanes-inl.hpp"
+#include "cpu/solve-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace lla::cpu {
+namespace HWY_NAMESPACE {
+
+// panel.max: the largest visible logit, rounded up to an integer. With a cache, the logits are left in it.
+template <class T>
+void find_max(Block<T>& block) {
+  const int64_t dim = block.problem.dim;
+  for (int i = 0; i < block.count; ++i) {
+    std::fill_n(block.panels[i].max, kPanel<T>, -std::numeric_limits<T>::infinity());
+    block.count_products(block.panels[i], dim);
+  }
+  walk(block, nullptr, [&](int i, int64_t lo, int64_t hi) HWY_ATTR {
+    Panel<T>& panel = block.panels[i];
+    T* const logits = panel.weights ? panel.weights + (lo - panel.base()) * kPanel<T> : block.memory.tiles[1];
+    logits_tile(panel, block.head.k.grouped, dim, lo, hi, logits);
+    update_max(panel, logits, lo, hi);
+  });
+  for (int i = 0; i < block.count; ++i) {
+    for (T& max : block.panels[i].max) max = std::isfinite(max) ? std::ceil(max) : T{0};
+  }
+}
+
+// omega, mean key and mean value; with a cache, its logits become weights.
+template <class T>
+void find_means(Block<T>& block) {
+  const int64_t dim = block.problem.dim, value_dim = block.problem.value_dim;
+  for (int i = 0; i < block.count; ++i) {
+    Panel<T>& panel = block.panels[i];
+    for (T* lanes : {panel.omega, panel.omega_squares, panel.row_sum}) std::fill_n(lanes, kPanel<T>, T{0});
+    clear(panel.mean_k, dim);
+    clear(panel.mean_v, value_dim);
+    block.count_products(panel, (panel.weights ? 1 : 2) * dim + value_dim);
+  }
+  walk(block, nullptr, [&](int i, int64_t lo, int64_t hi) HWY_ATTR {
+    Panel<T>& panel = block.panels[i];
+    T* weights = panel.weights ? panel.weights + (lo - panel.base()) * kPanel<T> : block.memory.tiles[1];
+    if (!panel.weights) logits_tile(panel, block.head.k.grouped, dim, lo, hi, weights);
+    logits_to_weights<true>(panel, weights, lo, hi);
+    natural_product(block.head.k.natural + lo * dim, dim, dim, weights, hi - lo, panel.mean_k);
+    natural_product(block.head.v.natural + lo * value_dim, value_dim, value_dim, weights, hi - lo, panel.mean_v);
+  });
+  for (int i = 0; i < block.count; ++i) {
+    Panel<T>& panel = block.panels[i];
+    center_and_divide<false>(panel, panel.mean_k, panel.mean_k, dim);
+    center_and_divide<false>(panel, panel.mean_v, panel.mean_v, value_dim);
+  }
+}
+
+// panel.value = mean value + (1/omega) sum of w ((k - mean key) . solution) v.
+template <class T>
+void find_output(Block<T>& block) {
+  const int64_t dim = block.problem.dim, value_dim = block.problem.value_dim;
+  for (int i = 0; i < block.count; ++i) {
+    Panel<T>& panel = block.panels[i];
+    lane_dots(panel.solution, panel.mean_k, dim, panel.center);
+    std::fill_n(panel.row_sum, kPanel<T>, T{0});
+    clear(panel.value, value_dim);
+    block.count_products(panel, (panel.weights ? 1 : 2) * dim + value_dim);
+  }
+  walk(block, nullptr, [&](int i, int64_t lo, int64_t hi) HWY_ATTR {
+    Panel<T>& panel = block.panels[i];
+    const T* weights = weights_tile(panel, block.head.k.grouped, dim, lo, hi, block.memory.tiles[1]);
+    T* const u = block.memory.tiles[0];
+    centered_tile(panel, block.head.k.grouped, dim, lo, hi, panel.solution, weights, u);
+    natural_product(block.head.v.natural + lo * value_dim, value_dim, value_dim, u, hi - lo, panel.value);
+  });
+  for (int i = 0; i < block.count; ++i) {
+    center_and_divide<true>(block.panels[i], block.panels[i].value, block.panels[i].mean_v, value_dim);
+  }
+}
+
+template <class T>
+void write_saved(const Panel<T>& panel, const core::Problem& p, const PackedHead<T>& head, T* saved) {
+  const core::SavedLayout at(p);
+  for (int64_t l = 0; l < panel.rows; ++l) {
+    const int64_t r = row_place(p, head, panel.first_row + l).index;
+    saved[at.max + r] = panel.max[l];
+    saved[at.omega + r] = panel.omega[l];
+    get_lane(panel.mean_k, l, p.dim, saved + at.mean_k + r * p.dim);
+    get_lane(panel.mean_v, l, p.value_dim, saved + at.mean_v + r * p.value_dim);
+    get_lane(panel.solution, l, p.dim, saved + at.x + r * p.dim);
+    if (panel.bad[l]) {
+      constexpr T nan = std::numeric_limits<T>::quiet_NaN();
+      saved[at.omega + r] = nan;
+      std::fill_n(saved + at.mean_k + r * p.dim, p.dim, nan);
+      std::fill_n(saved + at.mean_v + r * p.value_dim, p.value_dim, nan);
+      std::fill_n(saved + at.x + r * p.dim, p.dim, nan);
+    }
+  }
+}
+
+template <class T>
+void write_output(const Panel<T>& panel, const core::ForwardCall& call, const PackedHead<T>& head) {
+  const core::Problem& p = call.problem;
+  T row[kMaxChannels];
+  for (int64_t l = 0; l < panel.rows; ++l) {
+    const int64_t offset = row_offset(call.o, row_place(p, head, panel.first_row + l));
+    const int64_t keys = panel.lane_end[l] - panel.lane_begin[l];
+    if (panel.bad[l]) {
+      std::fill_n(row, p.value_dim, std::numeric_limits<T>::quiet_NaN());
+    } else if (keys == 1) {  // exactly its value: w v / w need not be
+      std::copy_n(head.v.natural + panel.lane_begin[l] * p.value_dim, p.value_dim, row);
+    } else {
+      get_lane(panel.value, l, p.value_dim, row);
+    }
+    write_row(call.o, offset, p.value_dim, row);
+  }
+}
+
+// Rows [first_row, first_row + rows) of the head.
+template <class T>
+void forward_block(const core::ForwardCall& call, const PackedHead<T>& head, int64_t first_row, int64_t rows, WorkerMemory<T>& memory) {
+  const core::Problem& p = call.problem;
+  Block<T> block(p, head, memory);
+  const T log2_scale = static_cast<T>(p.scale * 1.4426950408889634074);
+  for (int64_t r = first_row; r < first_row + rows; r += kPanel<T>) {
+    Panel<T>& panel = block.panels[block.count];
+    static_cast<PanelMemory<T>&>(panel) = memory.panels[block.count++];
+    set_rows(panel, p, head.sequence, r, std::min(kPanel<T>, first_row + rows - r));
+    mark_bad_keys(panel, head);
+    read_lanes(panel, p, head, call.q, p.dim, huge_bits<T>(), panel.rhs);
+    if (p.given_x()) {
+      read_lanes(panel, p, head, call.x, p.dim, infinity_bits<T>(), panel.solution);
+    } else {
+      read_ridge(panel, p, head, call.ridge);
+    }
+    for (int64_t e = 0; e < p.dim * kPanel<T>; ++e) panel.q[e] = panel.rhs[e] * log2_scale;
+  }
+  find_max(block);
+  find_means(block);
+  if (!p.given_x()) {
+    for (int i = 0; i < block.count; ++i) {
+      Panel<T>& panel = block.panels[i];
+      for (int64_t e = 0; e < p.dim * kPanel<T>; ++e) panel.rhs[e] -= panel.mean_k[e];
+      for (int64_t l = 0; l < kPanel<T>; ++l) {
+        if (panel.empty(l)) {  // nothing to attend to: x = 0
+          for (int64_t c = 0; c < p.dim; ++c) panel.rhs[c * kPanel<T> + l] = 0;
+        }
+      }
+    }
+    solve(block);
+  }
+  find_output(block);
+  for (int i = 0; i < block.count; ++i) {
+    Panel<T>& panel = block.panels[i];
+    for (int64_t l = 0; l < panel.rows; ++l) {
+      if (!(panel.omega[l] > 0)) panel.mark_bad(l);  // a visible key but no weight: logits beyond the contract
+    }
+    write_output(panel, call, head);
+    write_info(panel, p, head, call.info);
+    if (call.saved) write_saved(panel, p, head, static_cast<T*>(call.saved));
+  }
+  add_work(block.work);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace lla::cpu
+HWY_AFTER_NAMESPACE();
+#endif

@@ -1,0 +1,84 @@
+// The whole workspace of a call. take() runs twice: once without memory, to measure, once to hand it out.
+#pragma once
+
+#include <new>
+
+#include "cpu/memory.hpp"
+#include "plan/implementation.hpp"
+
+namespace lla::cpu {
+
+// How a call is cut up. A pure function of problem and plan, so that measuring and running agree.
+struct Schedule {
+  Shape shape;
+  int64_t slots = 0;         // kv heads packed at a time
+  int64_t heads = 0;         // kv heads of all sequences
+  int64_t rows = 0;          // rows of the longest kv head: queries times group
+  int64_t block_rows = 0;
+  int64_t key_block = 0;     // keys a block of pass B of the backward
+
+  int64_t row_blocks() const { return (rows + block_rows - 1) / block_rows; }
+};
+
+Schedule make_schedule(const core::Problem& p, const core::Plan& plan);
+
+// The rows of the queries' side that pass B of the backward walks over, packed by pass A.
+template <class T>
+struct PackedQueries {
+  PackedRows<T> q, x, y, grad;
+  T *max, *inverse_omega, *center_x, *center_y, *tau, *correction;  // one a row
+  uint8_t* bad;
+  std::atomic<int64_t>* bad_count;
+
+  void take(Arena& arena, const core::Problem& p, int64_t rows) {
+    const int64_t padded = round_up(rows, kGroup);
+    const bool solves = !p.given_x();
+    take_rows(arena, rows, p.dim, true, true, q);
+    take_rows(arena, rows, p.dim, true, true, x);
+    take_rows(arena, rows, p.dim, solves, solves, y);
+    take_rows(arena, rows, p.value_dim, true, true, grad);
+    for (T** array : {&max, &inverse_omega, &center_x, &center_y, &tau, &correction}) *array = arena.take<T>(padded);
+    bad = arena.take<uint8_t>(padded);
+    bad_count = arena.take<std::atomic<int64_t>>(1);
+  }
+};
+
+template <class T>
+struct Layout {
+  PackedHead<T>* heads;        // one a slot
+  PackedQueries<T>* queries;   // one a slot; backward only
+  WorkerMemory<T>* workers;
+  double* ridge_rows;          // backward, ridge shared between rows: each row's share of its gradient
+
+  size_t take(void* base, const core::Problem& p, const core::Plan& plan, const Schedule& s) {
+    Arena arena(base);
+    const bool backward = p.operation == core::Operation::backward;
+    heads = arena.take<PackedHead<T>>(s.slots);
+    queries = backward ? arena.take<PackedQueries<T>>(s.slots) : nullptr;
+    workers = arena.take<WorkerMemory<T>>(plan.workers);
+    const bool shared_ridge = p.ridge == core::RidgeShape::scalar || p.ridge == core::RidgeShape::head;
+    ridge_rows = backward && shared_ridge ? arena.take<double>(p.rows()) : nullptr;
+    for (int64_t i = 0; i < s.slots; ++i) {
+      PackedHead<T> head{};
+      take_rows(arena, p.seqlen_k, p.dim, true, true, head.k);
+      take_rows(arena, p.seqlen_k, p.value_dim, true, backward, head.v);
+      head.bad = arena.take<uint8_t>(round_up(p.seqlen_k, kGroup));
+      head.bad_count = arena.take<std::atomic<int64_t>>(1);
+      head.variance = arena.take<T>(1);
+      if (base) new (heads + i) PackedHead<T>(head);
+      if (backward) {
+        PackedQueries<T> rows{};
+        rows.take(arena, p, s.rows);
+        if (base) new (queries + i) PackedQueries<T>(rows);
+      }
+    }
+    for (int i = 0; i < plan.workers; ++i) {
+      WorkerMemory<T> worker{};
+      worker.take(arena, s.shape);
+      if (base) new (workers + i) WorkerMemory<T>(worker);
+    }
+    return arena.used();
+  }
+};
+
+}  // namespace lla::cpu

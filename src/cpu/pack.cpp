@@ -1,0 +1,59 @@
+#include "cpu/pack.hpp"
+
+#include <algorithm>
+
+namespace lla::cpu {
+namespace {
+
+// Mean over channels of the variance over the first tile's keys.
+template <class T>
+T tile_variance(const PackedHead<T>& head, int64_t keys, int64_t channels) {
+  double total = 0;
+  for (int64_t c = 0; c < channels; ++c) {
+    double sum = 0, squares = 0;
+    for (int64_t j = 0; j < keys; ++j) sum += head.k.natural[j * channels + c];
+    const double mean = sum / static_cast<double>(keys);
+    for (int64_t j = 0; j < keys; ++j) {
+      const double x = head.k.natural[j * channels + c] - mean;
+      squares += x * x;
+    }
+    total += squares / static_cast<double>(keys);
+  }
+  return static_cast<T>(total / static_cast<double>(channels));
+}
+
+}  // namespace
+
+template <class T>
+void pack_tile(const core::Problem& p, const core::Operand& k, const core::Operand& v, const PackedHead<T>& head, int64_t tile) {
+  const core::Sequence& s = head.sequence;
+  const int64_t first = tile * kTile;
+  const int64_t last = std::min(first + kTile, s.length_k);
+  T key[kMaxChannels], value[kMaxChannels];
+  int64_t bad_here = 0;
+  for (int64_t j = first; j < last; ++j) {
+    const int64_t position = s.start_k + j;
+    const bool bad = read_row(k, row_offset(k, s.batch, position, head.head_kv), p.dim, key) >= huge_bits<T>() ||
+                     read_row(v, row_offset(v, s.batch, position, head.head_kv), p.value_dim, value) >= infinity_bits<T>();
+    head.bad[j] = bad;
+    if (bad) {
+      ++bad_here;
+      head.k.put_zero(j, p.dim);
+      head.v.put_zero(j, p.value_dim);
+    } else {
+      head.k.put(j, p.dim, key);
+      head.v.put(j, p.value_dim, value);
+    }
+  }
+  for (int64_t j = last; j < round_up(last, kGroup); ++j) {
+    head.k.put_zero(j, p.dim);
+    head.v.put_zero(j, p.value_dim);
+  }
+  if (bad_here > 0) head.bad_count->fetch_add(bad_here, std::memory_order_relaxed);
+  if (tile == 0) *head.variance = last > 0 ? tile_variance(head, last, p.dim) : T{1};
+}
+
+template void pack_tile<float>(const core::Problem&, const core::Operand&, const core::Operand&, const PackedHead<float>&, int64_t);
+template void pack_tile<double>(const core::Problem&, const core::Operand&, const core::Operand&, const PackedHead<double>&, int64_t);
+
+}  // namespace lla::cpu

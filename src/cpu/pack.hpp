@@ -1,0 +1,71 @@
+// Packed copies of the rows a kernel broadcasts from: keys and values (forward, pass A), and in pass B of the backward what
+// belongs to the queries. Two layouts of the same matrix feed the one product of gemm-inl.hpp:
+//   natural  row r, channel c at [r * channels + c]: products that sum over rows;
+//   grouped  groups of kGroup rows, channel by channel, [(r / kGroup * channels + c) * kGroup + r % kGroup]: products that sum over
+//            channels. The last group is filled up with zero rows.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "cpu/rows.hpp"
+
+namespace lla::cpu {
+
+constexpr int64_t kGroup = 12;  // a multiple of the rows of every register block
+constexpr int64_t kTile = 96;   // rows walked over at a time; the tiles of a sequence start at multiples of it
+
+constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+template <class T>
+struct PackedRows {
+  T* natural = nullptr;
+  T* grouped = nullptr;
+
+  // Writes row r to both layouts (those that are there).
+  void put(int64_t r, int64_t channels, const T* row) const {
+    if (natural) {
+      T* to = natural + r * channels;
+      for (int64_t c = 0; c < channels; ++c) to[c] = row[c];
+    }
+    if (grouped) {
+      T* to = grouped + r / kGroup * kGroup * channels + r % kGroup;
+      for (int64_t c = 0; c < channels; ++c) to[c * kGroup] = row[c];
+    }
+  }
+  void put_zero(int64_t r, int64_t channels) const {
+    const T zeros[kMaxChannels] = {};
+    put(r, channels, zeros);
+  }
+};
+
+// One kv head of one sequence. A key or value that is not finite is zero in the copies and marked in bad: a row that sees it
+// becomes NaN by that mark, and a row that does not see it never meets it.
+template <class T>
+struct PackedHead {
+  core::Sequence sequence;
+  int64_t head_kv;
+  PackedRows<T> k, v;
+  uint8_t* bad;               // one flag a key
+  std::atomic<int64_t>* bad_count;
+  T* variance;                // of a key's channel, from the first tile: the scale the diagonal preconditioner adds to the ridge
+
+  bool any_bad(int64_t begin, int64_t end) const {
+    if (bad_count->load(std::memory_order_relaxed) == 0) return false;
+    for (int64_t j = begin; j < end; ++j) {
+      if (bad[j]) return true;
+    }
+    return false;
+  }
+};
+
+// Packs the keys and values of one tile of the head, filling up the last group.
+template <class T>
+void pack_tile(const core::Problem& p, const core::Operand& k, const core::Operand& v, const PackedHead<T>& head, int64_t tile);
+
+extern template void pack_tile<float>(const core::Problem&, const core::Operand&, const core::Operand&, const PackedHead<float>&,
+                                      int64_t);
+extern template void pack_tile<double>(const core::Problem&, const core::Operand&, const core::Operand&, const PackedHead<double>&,
+                                       int64_t);
+
+}  // namespace lla::cpu

@@ -1,0 +1,189 @@
+// A panel of rows: which rows of the problem its lanes are, which keys they see, and their softmax weights.
+#if defined(LLA_CPU_PANEL_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef LLA_CPU_PANEL_INL_HPP
+#undef LLA_CPU_PANEL_INL_HPP
+#else
+#define LLA_CPU_PANEL_INL_HPP
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "cpu/gemm-inl.hpp"
+#include "cpu/memory.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace lla::cpu {
+namespace HWY_NAMESPACE {
+
+template <class T>
+struct Panel : PanelMemory<T> {
+  static constexpr int64_t kWidth = kPanel<T>;
+
+  int64_t first_row;  // of the kv head's rows: row r is query r / group of head head_kv * group + r % group
+  int64_t rows;       // lanes in use; the others repeat the last row's mask and hold zeros
+  int64_t lane_begin[kWidth], lane_end[kWidth];  // keys a lane sees
+  int64_t begin, end;                            // keys any lane sees
+  int64_t all_begin, all_end;                    // keys every lane sees (empty if all_begin >= all_end)
+  uint64_t pairs;                                // (query, visible key) pairs
+  bool bad[kWidth];                              // the row is NaN
+  int32_t status[kWidth], iterations[kWidth];
+  HWY_ALIGN T relative_residual[kWidth];
+  HWY_ALIGN T max[kWidth], omega[kWidth], omega_squares[kWidth];
+  HWY_ALIGN T center[kWidth];   // direction . mean key of the pass at hand
+  HWY_ALIGN T row_sum[kWidth];  // of the pass's coefficients
+
+  bool empty(int64_t lane) const { return lane_begin[lane] == lane_end[lane]; }
+  // A row that sees no key is 0 whatever else it holds.
+  void mark_bad(int64_t lane) { bad[lane] = !empty(lane); }
+
+  int64_t base() const { return begin / kGroup * kGroup; }
+  // The part of a tile this panel walks over; starts at a group, empty if lo >= hi.
+  int64_t lo(int64_t tile) const { return std::max(tile * kTile, base()); }
+  int64_t hi(int64_t tile) const { return std::min((tile + 1) * kTile, end); }
+};
+
+template <class T>
+void clear(T* array, int64_t channels) {
+  std::fill_n(array, channels * kPanel<T>, T{0});
+}
+
+// Sets rows and masks of the panel that starts at first_row.
+template <class T>
+void set_rows(Panel<T>& panel, const core::Problem& p, const core::Sequence& s, int64_t first_row, int64_t rows) {
+  const int64_t group = p.group();
+  panel.first_row = first_row;
+  panel.rows = rows;
+  panel.begin = panel.all_end = s.length_k;
+  panel.end = panel.all_begin = 0;
+  panel.pairs = 0;
+  for (int64_t l = 0; l < panel.kWidth; ++l) {
+    const int64_t i = (first_row + std::min(l, rows - 1)) / group;
+    const int64_t begin = panel.lane_begin[l] = p.mask.begin(i, s.length_q, s.length_k);
+    const int64_t end = panel.lane_end[l] = std::max(begin, p.mask.end(i, s.length_q, s.length_k));
+    panel.all_begin = std::max(panel.all_begin, begin);
+    panel.all_end = std::min(panel.all_end, end);
+    if (begin < end) {
+      panel.begin = std::min(panel.begin, begin);
+      panel.end = std::max(panel.end, end);
+      if (l < rows) panel.pairs += static_cast<uint64_t>(end - begin);
+    }
+    panel.bad[l] = false;
+    panel.status[l] = LLA_ROW_OK;
+    panel.iterations[l] = 0;
+    panel.relative_residual[l] = 0;
+  }
+  panel.begin = std::min(panel.begin, panel.end);
+}
+
+// Rows [lo, hi) of the logits (in log2 units: q holds scale * log2(e) * q), up to the end of hi's group.
+template <class T>
+HWY_INLINE void logits_tile(const Panel<T>& panel, const T* keys_grouped, int64_t dim, int64_t lo, int64_t hi, T* to) {
+  grouped_product(keys_grouped, dim, lo, hi, panel.q, [to](int64_t j, Vec<T> s0, Vec<T> s1) HWY_ATTR {
+    store(s0, to + j * kPanel<T>);
+    store(s1, to + j * kPanel<T> + kLanes<T>);
+  });
+}
+
+// For a tile some lane sees only in part: lane masks by comparing the key's place in the tile with the lane's range.
+template <class T>
+struct TileMask {
+  bool needed;
+  HWY_ALIGN T begin[kPanel<T>], end[kPanel<T>];
+
+  TileMask(const Panel<T>& panel, int64_t lo, int64_t hi) : needed(lo < panel.all_begin || hi > panel.all_end) {
+    if (!needed) return;
+    for (int64_t l = 0; l < kPanel<T>; ++l) {
+      begin[l] = static_cast<T>(std::clamp<int64_t>(panel.lane_begin[l] - lo, 0, kTile));
+      end[l] = static_cast<T>(std::clamp<int64_t>(panel.lane_end[l] - lo, 0, kTile));
+    }
+  }
+  HWY_INLINE auto lanes(int64_t j, int64_t at) const {
+    const auto key = splat(static_cast<T>(j));
+    return hn::And(hn::Ge(key, load(begin + at)), hn::Lt(key, load(end + at)));
+  }
+};
+
+// panel.max = the largest visible logit of the tile and of those before.
+template <class T>
+void update_max(Panel<T>& panel, const T* logits, int64_t lo, int64_t hi) {
+  const TileMask<T> mask(panel, lo, hi);
+  for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
+    auto largest = load(panel.max + at);
+    for (int64_t j = 0; j < hi - lo; ++j) {
+      const auto s = load(logits + j * kPanel<T> + at);
+      const auto candidate = hn::Max(largest, s);
+      largest = mask.needed ? hn::IfThenElse(mask.lanes(j, at), candidate, largest) : candidate;
+    }
+    store(largest, panel.max + at);
+  }
+}
+
+// Logits become weights, in place; what a lane does not see and the rest of the last group become 0.
+// With statistics, their sums and sums of squares are added to the panel's.
+template <bool kStatistics, class T>
+void logits_to_weights(Panel<T>& panel, T* tile, int64_t lo, int64_t hi) {
+  const TileMask<T> mask(panel, lo, hi);
+  for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
+    const auto max = load(panel.max + at);
+    auto sum = hn::Zero(Tag<T>()), squares = hn::Zero(Tag<T>());
+    for (int64_t j = 0; j < hi - lo; ++j) {
+      T* const to = tile + j * kPanel<T> + at;
+      auto w = exp2_lanes(hn::Sub(load(to), max));
+      if (mask.needed) w = hn::IfThenElseZero(mask.lanes(j, at), w);
+      store(w, to);
+      if (kStatistics) {
+        sum = hn::Add(sum, w);
+        squares = hn::MulAdd(w, w, squares);
+      }
+    }
+    for (int64_t j = hi - lo; j < round_up(hi - lo, kGroup); ++j) store(hn::Zero(Tag<T>()), tile + j * kPanel<T> + at);
+    if (kStatistics) {
+      store(hn::Add(load(panel.omega + at), sum), panel.omega + at);
+      store(hn::Add(load(panel.omega_squares + at), squares), panel.omega_squares + at);
+    }
+  }
+}
+
+// Weights of keys [lo, hi): from the cache, or computed again into `tile`.
+template <class T>
+HWY_INLINE const T* weights_tile(Panel<T>& panel, const T* keys_grouped, int64_t dim, int64_t lo, int64_t hi, T* tile) {
+  if (panel.weights) return panel.weights + (lo - panel.base()) * kPanel<T>;
+  logits_tile(panel, keys_grouped, dim, lo, hi, tile);
+  logits_to_weights<false>(panel, tile, lo, hi);
+  return tile;
+}
+
+// sums[l] = sum over channels of a[c][l] b[c][l].
+template <class T>
+void lane_dots(const T* a, const T* b, int64_t channels, T* sums) {
+  for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
+    auto sum = hn::Zero(Tag<T>());
+    for (int64_t c = 0; c < channels; ++c) sum = hn::MulAdd(load(a + c * kPanel<T> + at), load(b + c * kPanel<T> + at), sum);
+    store(sum, sums + at);
+  }
+}
+
+// array = (array - row_sum * mean) / omega, lane by lane; 0 where omega is 0. With kAddMean, plus the mean.
+template <bool kAddMean, class T>
+void center_and_divide(const Panel<T>& panel, T* array, const T* mean, int64_t channels) {
+  const Tag<T> d;
+  for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
+    const auto omega = load(panel.omega + at);
+    const auto sum = load(panel.row_sum + at);
+    const auto empty = hn::Eq(omega, hn::Zero(d));
+    for (int64_t c = 0; c < channels; ++c) {
+      T* const to = array + c * kPanel<T> + at;
+      const auto m = load(mean + c * kPanel<T> + at);
+      auto value = hn::Div(hn::NegMulAdd(sum, m, load(to)), omega);
+      if (kAddMean) value = hn::Add(value, m);
+      store(hn::IfThenZeroElse(empty, value), to);
+    }
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace lla::cpu
+HWY_AFTER_NAMESPACE();
+#endif

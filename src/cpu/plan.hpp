@@ -1,0 +1,13 @@
+// The CPU backend's planner.
+#pragma once
+
+#include <string>
+
+#include "plan/implementation.hpp"
+
+namespace lla::cpu {
+
+std::string refuse(const core::Problem& p, const core::Machine& machine);
+core::Plan make_plan(const core::Problem& p, const core::Machine& machine);
+
+}  // namespace lla::cpu

@@ -1,0 +1,68 @@
+// Runs a call: waves of kv heads, each packed, then worked off block by block.
+#include <algorithm>
+#include <new>
+
+#include "cpu/cpu.hpp"
+#include "cpu/kernels.hpp"
+#include "cpu/layout.hpp"
+#include "cpu/plan.hpp"
+#include "cpu/thread_pool.hpp"
+
+namespace lla::cpu {
+namespace {
+
+// Names the heads of a wave and packs their keys and values. Returns how many heads it has.
+template <class T, class Call>
+int64_t pack_wave(const Call& call, const core::Plan& plan, const Schedule& s, const Layout<T>& layout, int64_t first) {
+  const core::Problem& p = call.problem;
+  const int64_t count = std::min(s.slots, s.heads - first);
+  for (int64_t i = 0; i < count; ++i) {
+    PackedHead<T>& head = layout.heads[i];
+    head.sequence = core::sequence(p, call.cu_seqlens_q, call.cu_seqlens_k, (first + i) / p.heads_kv);
+    head.head_kv = (first + i) % p.heads_kv;
+    new (head.bad_count) std::atomic<int64_t>(0);
+    *head.variance = 1;
+  }
+  const int64_t tiles = (p.seqlen_k + kTile - 1) / kTile;
+  parallel_for(count * tiles, plan.workers, [&](int64_t item, int) {
+    const PackedHead<T>& head = layout.heads[item / tiles];
+    if (item % tiles * kTile < head.sequence.length_k) pack_tile(p, call.k, call.v, head, item % tiles);
+  });
+  return count;
+}
+
+template <class T>
+void forward(const core::ForwardCall& call, const core::Plan& plan) {
+  const core::Problem& p = call.problem;
+  const Schedule s = make_schedule(p, plan);
+  Layout<T> layout;
+  layout.take(call.workspace, p, plan, s);
+  for (int64_t first = 0; first < s.heads; first += s.slots) {
+    const int64_t count = pack_wave(call, plan, s, layout, first);
+    // Last blocks first: under a causal mask they are the longest.
+    parallel_for(s.row_blocks() * count, plan.workers, [&](int64_t item, int worker) {
+      const PackedHead<T>& head = layout.heads[item % count];
+      const int64_t row = (s.row_blocks() - 1 - item / count) * s.block_rows;
+      const int64_t rows = head.sequence.length_q * p.group() - row;
+      if (rows > 0) run_forward_block(call, head, row, std::min(rows, s.block_rows), layout.workers[worker]);
+    });
+  }
+}
+
+Status run_forward(const core::ForwardCall& call, const core::Plan& plan) {
+  if (call.problem.dtype == DType::f64) {
+    forward<double>(call, plan);
+  } else {
+    forward<float>(call, plan);
+  }
+  return {};
+}
+
+Status run_backward(const core::BackwardCall&, const core::Plan&) { return {LLA_UNSUPPORTED, "not yet"}; }
+
+}  // namespace
+
+const core::Implementation implementation = {
+    "cpu", "SIMD kernels for f32, f64, bf16 and f16, threaded", core::Device::cpu, refuse, make_plan, run_forward, run_backward};
+
+}  // namespace lla::cpu
