@@ -1,0 +1,128 @@
+// Local Linear Attention for C++ programs that use libtorch: functions with gradients over the operators lla::forward and
+// lla::backward. Header only, compiled against your own torch; link (or dlopen) liblla_torch, which registers the operators.
+//
+//     at::Tensor o = lla::torch::attention(q, k, v, ridge);            // (B, L, H, D), differentiable
+//     o.sum().backward();
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace lla::torch {
+
+// The options of lla.h; max_iterations 0 means max(64, 2 D).
+struct Options {
+  std::optional<double> scale;  // of the logits, 1/sqrt(D) unless given
+  bool causal = true;
+  int64_t window_left = -1;
+  int64_t window_right = -1;
+  double tol = 1e-3;
+  int64_t max_iterations = 0;
+  std::string solver = "auto";
+  std::optional<std::string> implementation;
+};
+
+// Packed sequences: int32 (sequences + 1), as for lla_attention_varlen in Python.
+struct Packing {
+  at::Tensor cu_seqlens_q, cu_seqlens_k;
+  int64_t max_seqlen_q = 0, max_seqlen_k = 0;
+};
+
+namespace detail {
+
+using MaybeTensor = std::optional<at::Tensor>;
+using MaybeText = std::optional<c10::string_view>;
+using ForwardSignature = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
+    const at::Tensor&, const at::Tensor&, const at::Tensor&, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
+    const MaybeTensor&, c10::SymInt, c10::SymInt, std::optional<double>, bool, c10::SymInt, c10::SymInt, double, int64_t,
+    c10::string_view, MaybeText, bool, bool);
+using BackwardSignature = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
+    const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const MaybeTensor&, const MaybeTensor&,
+    const at::Tensor&, const MaybeTensor&, const MaybeTensor&, c10::SymInt, c10::SymInt, std::optional<double>, bool, c10::SymInt,
+    c10::SymInt, double, int64_t, c10::string_view, MaybeText, bool, bool, bool, bool);
+
+template <class Signature>
+auto find(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+inline MaybeTensor maybe(const at::Tensor& tensor) { return tensor.defined() ? MaybeTensor(tensor) : std::nullopt; }
+
+class Attention : public ::torch::autograd::Function<Attention> {
+ public:
+  // Exactly one of ridge and x is given.
+  static at::Tensor forward(::torch::autograd::AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, const MaybeTensor& ridge, const MaybeTensor& x, const Packing& packing,
+                            const Options& options) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    static const auto op = find<ForwardSignature>("lla::forward");
+    auto [o, saved, iterations, residual, row_status] = op.call(
+        q, k, v, ridge, x, maybe(packing.cu_seqlens_q), maybe(packing.cu_seqlens_k), packing.max_seqlen_q,
+        packing.max_seqlen_k, options.scale, options.causal, options.window_left, options.window_right, options.tol,
+        options.max_iterations, options.solver, text(options.implementation), /*save=*/true, /*info=*/false);
+    context->save_for_backward({q, k, v, ridge.value_or(at::Tensor()), x.value_or(at::Tensor()), packing.cu_seqlens_q,
+                                packing.cu_seqlens_k, saved});
+    context->saved_data["lengths"] = std::vector<int64_t>{packing.max_seqlen_q, packing.max_seqlen_k};
+    context->saved_data["window"] = std::vector<int64_t>{options.window_left, options.window_right};
+    context->saved_data["scale"] = options.scale;
+    context->saved_data["causal"] = options.causal;
+    context->saved_data["tol"] = options.tol;
+    context->saved_data["max_iterations"] = options.max_iterations;
+    context->saved_data["solver"] = options.solver;
+    context->saved_data["implementation"] = options.implementation;
+    return o;
+  }
+
+  static ::torch::autograd::variable_list backward(::torch::autograd::AutogradContext* context,
+                                                   const ::torch::autograd::variable_list& grads) {
+    TORCH_CHECK(!c10::GradMode::is_enabled(), "lla: second derivatives are not implemented (double backward)");
+    static const auto op = find<BackwardSignature>("lla::backward");
+    const auto saved = context->get_saved_variables();
+    auto& data = context->saved_data;
+    const auto lengths = data["lengths"].toIntVector(), window = data["window"].toIntVector();
+    const std::string solver = data["solver"].toStringRef();
+    const auto implementation = data["implementation"].toOptional<std::string>();
+    const bool ridge = saved[3].defined();
+    at::AutoDispatchBelowADInplaceOrView guard;
+    auto [dq, dk, dv, dlast] = op.call(
+        grads[0].contiguous(), saved[0], saved[1], saved[2], maybe(saved[3]), maybe(saved[4]), saved[7], maybe(saved[5]),
+        maybe(saved[6]), lengths[0], lengths[1], data["scale"].toOptional<double>(), data["causal"].toBool(), window[0],
+        window[1], data["tol"].toDouble(), data["max_iterations"].toInt(), solver, text(implementation),
+        context->needs_input_grad(0), context->needs_input_grad(1), context->needs_input_grad(2),
+        context->needs_input_grad(3));  // the fourth tensor given: ridge or x
+    const auto wanted = [&](size_t input, at::Tensor grad) { return context->needs_input_grad(input) ? grad : at::Tensor(); };
+    return {wanted(0, dq), wanted(1, dk), wanted(2, dv), ridge ? wanted(3, dlast) : at::Tensor(),
+            ridge ? at::Tensor() : wanted(3, dlast), at::Tensor(), at::Tensor()};
+  }
+
+ private:
+  static MaybeText text(const std::optional<std::string>& value) { return value ? MaybeText(*value) : std::nullopt; }
+};
+
+}  // namespace detail
+
+// q (B, Lq, Hq, D), k (B, Lk, Hkv, D), v (B, Lk, Hkv, Dv); ridge f32 (f64 for f64 q): (), (Hq), (B, Lq, Hq) or (B, Lq, Hq, D).
+inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& ridge,
+                            const Options& options = {}) {
+  return detail::Attention::apply(q, k, v, detail::MaybeTensor(ridge), detail::MaybeTensor(), Packing{}, options);
+}
+
+// Sequences packed one after the other: q (total_q, Hq, D) and so on.
+inline at::Tensor attention_varlen(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& ridge,
+                                   const Packing& packing, const Options& options = {}) {
+  return detail::Attention::apply(q, k, v, detail::MaybeTensor(ridge), detail::MaybeTensor(), packing, options);
+}
+
+// A given x (B, Lq, Hq, D) instead of a solve.
+inline at::Tensor parallax_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& x,
+                                     const Options& options = {}) {
+  return detail::Attention::apply(q, k, v, detail::MaybeTensor(), detail::MaybeTensor(x), Packing{}, options);
+}
+
+}  // namespace lla::torch

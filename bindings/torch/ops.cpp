@@ -1,0 +1,231 @@
+// The operators lla::forward and lla::backward (ridge or a given x), and lla::plan and friends that say what they would do.
+// Each fills the structs of lla.h from torch tensors and options and calls the C interface; nothing else happens here.
+// Autograd, fake (meta) and autocast rules are registered from Python (python/lla/_ops.py).
+#include <cmath>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+
+#include "tensors.hpp"
+
+namespace lla::torch_ops {
+namespace {
+
+using MaybeTensor = std::optional<Tensor>;
+
+// What every operator takes after its tensors, in schema order.
+#define LLA_OPTIONS_SCHEMA                                                                                             \
+  "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float? scale, bool causal, "  \
+  "SymInt window_left, SymInt window_right, float tol, int max_iterations, str solver, str? implementation"
+#define LLA_OPTIONS_PARAMETERS                                                                                         \
+  MaybeTensor cu_seqlens_q, MaybeTensor cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,                      \
+      std::optional<double> scale, bool causal, int64_t window_left, int64_t window_right, double tol,                 \
+      int64_t max_iterations, std::string solver, std::optional<std::string> implementation
+#define LLA_OPTIONS_ARGUMENTS                                                                                          \
+  cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right, tol,               \
+      max_iterations, solver, implementation
+
+// The texts are read again by python/lla/_errors.py, which chooses the exception type by them.
+[[noreturn]] void fail(lla_status status) {
+  const char* kind = status == LLA_INVALID_ARGUMENT ? "invalid argument"
+                     : status == LLA_UNSUPPORTED    ? "unsupported"
+                     : status == LLA_OUT_OF_MEMORY  ? "out of memory"
+                     : status == LLA_CUDA_ERROR     ? "CUDA error"
+                                                    : "internal error";
+  throw std::runtime_error(std::string("lla: ") + kind + ": " + lla_last_error());
+}
+
+void check(lla_status status) {
+  if (status != LLA_OK) fail(status);
+}
+
+[[noreturn]] void invalid(const std::string& message) { throw std::runtime_error("lla: invalid argument: " + message); }
+
+lla_solver parse_solver(const std::string& name) {
+  if (name == "auto") return LLA_SOLVER_AUTO;
+  if (name == "cg") return LLA_SOLVER_CG;
+  if (name == "direct") return LLA_SOLVER_DIRECT;
+  invalid("solver must be \"auto\", \"cg\" or \"direct\", not \"" + name + "\"");
+}
+
+// Either kind of arguments, filled from what both have in common. `implementation` must outlive the arguments.
+template <class Args>
+void fill(Args& args, const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& ridge, const MaybeTensor& x,
+          const MaybeTensor& cu_seqlens_q, const MaybeTensor& cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
+          const std::optional<double>& scale, bool causal, int64_t window_left, int64_t window_right, double tol,
+          int64_t max_iterations, const std::string& solver, const std::optional<std::string>& implementation) {
+  args.q = view(q, "q");
+  args.k = view(k, "k");
+  args.v = view(v, "v");
+  args.ridge = view(ridge, "ridge");
+  args.x = view(x, "x");
+  args.cu_seqlens_q = view(cu_seqlens_q, "cu_seqlens_q");
+  args.cu_seqlens_k = view(cu_seqlens_k, "cu_seqlens_k");
+  args.max_seqlen_q = max_seqlen_q;
+  args.max_seqlen_k = max_seqlen_k;
+  if (scale) args.options.scale = *scale;
+  if (scale && std::isnan(*scale)) invalid("scale is NaN");
+  if (max_iterations < 0 || max_iterations > INT32_MAX) invalid("max_iterations must be between 0 (the default) and 2^31 - 1");
+  args.options.causal = causal;
+  args.options.window_left = window_left;
+  args.options.window_right = window_right;
+  args.options.tolerance = tol;
+  args.options.max_iterations = static_cast<int32_t>(max_iterations);
+  args.options.solver = parse_solver(solver);
+  args.options.implementation = implementation ? implementation->c_str() : nullptr;
+}
+
+// Queries, keys and values have their head dimensions at the end whether packed or not.
+void check_ranks(const Tensor& q, const Tensor& v, const MaybeTensor& cu_seqlens_q) {
+  const int64_t rank = cu_seqlens_q ? 3 : 4;
+  const char* layout = cu_seqlens_q ? " dimensions, not (total, heads, dim)" : " dimensions, not (batch, length, heads, dim)";
+  if (q.dim() != rank) invalid("q has " + std::to_string(q.dim()) + layout);
+  if (v.dim() != rank) invalid("v has " + std::to_string(v.dim()) + layout);
+}
+
+// Runs on the tensors' device, as torch's own operators do.
+std::optional<torch::stable::accelerator::DeviceGuard> enter_device(const Tensor& q) {
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;
+  if (q.is_cuda()) {
+    guard.emplace(q.get_device_index());
+  } else {
+    adopt_torch_threads();
+  }
+  return guard;
+}
+
+ScalarType saved_type(const Tensor& q) { return q.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float; }
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x,
+                                                           LLA_OPTIONS_PARAMETERS, bool save, bool info) {
+  const auto guard = enter_device(q);
+  check_ranks(q, v, cu_seqlens_q);
+  lla_forward_args args;
+  lla_forward_args_init(&args);
+  fill(args, q, k, v, ridge, x, LLA_OPTIONS_ARGUMENTS);
+
+  const bool packed = cu_seqlens_q.has_value();
+  const int64_t batch = packed ? 1 : q.size(0), length = q.size(packed ? 0 : 1), heads = q.size(packed ? 1 : 2);
+  const int64_t value_dim = v.size(packed ? 2 : 3);
+  Tensor o = packed ? empty({length, heads, value_dim}, q.scalar_type(), q)
+                    : empty({batch, length, heads, value_dim}, q.scalar_type(), q);
+  args.o = view(o, "o");
+  int64_t saved_elements = 0;
+  if (save) check(lla_saved_size(&args, &saved_elements));
+  Tensor saved = empty({saved_elements}, saved_type(q), q);
+  if (save) args.saved = view(saved, "saved");
+
+  const auto rows = [&](ScalarType type) {
+    if (!info) return empty({0}, type, q);
+    return packed ? empty({heads, length}, type, q) : empty({batch, heads, length}, type, q);
+  };
+  Tensor iterations = rows(ScalarType::Int), residual = rows(ScalarType::Float), row_status = rows(ScalarType::Int);
+  if (info) {
+    args.iterations = view(iterations, "iterations");
+    args.residual = view(residual, "residual");
+    args.row_status = view(row_status, "row_status");
+  }
+
+  check(lla_forward_workspace(&args, &args.workspace_bytes));
+  const Workspace workspace(args.workspace_bytes, q);
+  args.workspace = workspace.data();
+  args.stream = current_stream(q);
+  check(lla_forward(&args));
+  return {o, saved, iterations, residual, row_status};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward(Tensor grad_o, Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x,
+                                                    Tensor saved, LLA_OPTIONS_PARAMETERS, bool need_dq, bool need_dk, bool need_dv,
+                                                    bool need_dridge) {
+  const auto guard = enter_device(q);
+  check_ranks(q, v, cu_seqlens_q);
+  if (!ridge && !x) invalid("give one of ridge and x");
+  lla_backward_args args;
+  lla_backward_args_init(&args);
+  fill(args, q, k, v, ridge, x, LLA_OPTIONS_ARGUMENTS);
+  args.grad_o = view(grad_o, "grad_o");
+  args.saved = view(saved, "saved");
+
+  const auto gradient = [&](bool needed, const Tensor& of, lla_tensor& slot) {
+    if (!needed) return empty({0}, of.scalar_type(), of);
+    Tensor made = empty_like(of);
+    slot = view(made, "gradient");
+    return made;
+  };
+  Tensor dq = gradient(need_dq, q, args.dq), dk = gradient(need_dk, k, args.dk), dv = gradient(need_dv, v, args.dv);
+  Tensor dridge = gradient(need_dridge, ridge ? *ridge : *x, ridge ? args.dridge : args.dx);
+
+  check(lla_backward_workspace(&args, &args.workspace_bytes));
+  const Workspace workspace(args.workspace_bytes, q);
+  args.workspace = workspace.data();
+  args.stream = current_stream(q);
+  check(lla_backward(&args));
+  return {dq, dk, dv, dridge};
+}
+
+// Text as a tensor (uint8, zero-padded to a fixed size), so that a traced graph can hold the call.
+constexpr int64_t kTextBytes = 4096;
+
+Tensor plan(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x, LLA_OPTIONS_PARAMETERS, bool explain) {
+  const auto guard = enter_device(q);
+  check_ranks(q, v, cu_seqlens_q);
+  lla_forward_args args;
+  lla_forward_args_init(&args);
+  fill(args, q, k, v, ridge, x, LLA_OPTIONS_ARGUMENTS);
+  const bool packed = cu_seqlens_q.has_value();
+  lla_tensor o = args.q;  // stands in, without data, for the dense output a call would make
+  o.data = nullptr;
+  o.size[packed ? 2 : 3] = v.size(packed ? 2 : 3);
+  int64_t stride = 1;
+  for (int i = o.ndim - 1; i >= 0; --i) {
+    o.stride[i] = stride;
+    stride *= o.size[i] > 0 ? o.size[i] : 1;
+  }
+  args.o = o;
+  Tensor text = empty_cpu(kTextBytes);
+  char* to = static_cast<char*>(text.data_ptr());
+  std::fill(to, to + kTextBytes, '\0');
+  check(explain ? lla_forward_explain(&args, to, kTextBytes) : lla_forward_plan(&args, to, kTextBytes));
+  return text;
+}
+
+std::string implementations() {
+  std::string lines;
+  for (int32_t i = 0; lla_implementation_name(i) != nullptr; ++i) {
+    lines += std::string(lla_implementation_name(i)) + ": " + lla_implementation_description(i) + "\n";
+  }
+  return lines;
+}
+
+std::string machine() { return lla_machine_description(); }
+
+std::string version() { return lla_version(); }
+
+}  // namespace
+}  // namespace lla::torch_ops
+
+STABLE_TORCH_LIBRARY(lla, m) {
+  m.def("forward(Tensor q, Tensor k, Tensor v, Tensor? ridge, Tensor? x, " LLA_OPTIONS_SCHEMA
+        ", bool save, bool info) -> (Tensor o, Tensor saved, Tensor iterations, Tensor residual, Tensor row_status)");
+  m.def("backward(Tensor grad_o, Tensor q, Tensor k, Tensor v, Tensor? ridge, Tensor? x, Tensor saved, " LLA_OPTIONS_SCHEMA
+        ", bool need_dq, bool need_dk, bool need_dv, bool need_dridge) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dridge)");
+  m.def("plan(Tensor q, Tensor k, Tensor v, Tensor? ridge, Tensor? x, " LLA_OPTIONS_SCHEMA ", bool explain) -> Tensor");
+  m.def("implementations() -> str");
+  m.def("machine() -> str");
+  m.def("version() -> str");
+}
+
+#define LLA_REGISTER_DEVICE(key)                               \
+  STABLE_TORCH_LIBRARY_IMPL(lla, key, m) {                     \
+    m.impl("forward", TORCH_BOX(&lla::torch_ops::forward));    \
+    m.impl("backward", TORCH_BOX(&lla::torch_ops::backward));  \
+    m.impl("plan", TORCH_BOX(&lla::torch_ops::plan));          \
+  }
+LLA_REGISTER_DEVICE(CPU)
+LLA_REGISTER_DEVICE(CUDA)
+
+STABLE_TORCH_LIBRARY_IMPL(lla, CompositeExplicitAutograd, m) {
+  m.impl("implementations", TORCH_BOX(&lla::torch_ops::implementations));
+  m.impl("machine", TORCH_BOX(&lla::torch_ops::machine));
+  m.impl("version", TORCH_BOX(&lla::torch_ops::version));
+}

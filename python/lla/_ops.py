@@ -1,0 +1,160 @@
+"""What torch needs to know about the operators besides their kernels: shapes (fake), gradients, autocast.
+
+The order of the arguments is that of the schemas in bindings/torch/ops.cpp."""
+import contextlib
+
+import torch
+
+from . import _library
+
+LIBRARY_PATH = _library.load()
+
+forward = torch.ops.lla.forward.default
+backward = torch.ops.lla.backward.default
+plan = torch.ops.lla.plan.default
+
+_DEVICE_TYPES = ("cpu", "cuda")
+PLAN_BYTES = 4096
+
+# Skips the (Python) autograd kernel where no gradient is wanted. Torch's own operator registration uses this guard; a
+# torch without it only loses the shortcut.
+_below_autograd = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
+
+
+def _fail_unless(condition, message):
+    if not condition:
+        raise ValueError(message)
+
+
+def _check_shapes(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k):
+    """The checks a traced graph relies on; the library repeats all of them, and more, when the graph runs."""
+    packed = cu_seqlens_q is not None
+    rank = 3 if packed else 4
+    layout = "(total, heads, dim)" if packed else "(batch, length, heads, dim)"
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        _fail_unless(tensor.dim() == rank, f"{name} has {tensor.dim()} dimensions, not {layout}")
+        _fail_unless(tensor.dtype == q.dtype, f"{name} is {tensor.dtype} but q is {q.dtype}")
+        _fail_unless(tensor.device == q.device, f"{name} is on {tensor.device} but q is on {q.device}")
+    _fail_unless(k.shape[-1] == q.shape[-1], f"k has head dimension {k.shape[-1]} but q has {q.shape[-1]}")
+    _fail_unless(v.shape[:-1] == k.shape[:-1], f"v is {tuple(v.shape)} and does not go with k, {tuple(k.shape)}")
+    _fail_unless(packed or k.shape[0] == q.shape[0], f"k has batch {k.shape[0]} but q has {q.shape[0]}")
+    heads, heads_kv = q.shape[-2], k.shape[-2]
+    _fail_unless(heads_kv > 0 and heads % heads_kv == 0, f"q has {heads} heads, not a multiple of k's {heads_kv}")
+    _fail_unless((ridge is None) != (x is None), "give exactly one of ridge and x")
+    _fail_unless((cu_seqlens_k is not None) == packed, "give both cu_seqlens_q and cu_seqlens_k or neither")
+    if ridge is not None:
+        good = [(), (heads,), tuple(q.shape[:-1]), tuple(q.shape)]
+        _fail_unless(tuple(ridge.shape) in good, f"ridge is {tuple(ridge.shape)}, not one of {good}")
+    if x is not None:
+        _fail_unless(tuple(x.shape) == tuple(q.shape), f"x is {tuple(x.shape)} but q is {tuple(q.shape)}")
+
+
+def _saved_elements(q, v):
+    """Elements of the saved vector; its layout is documented at lla_saved_size in lla.h."""
+    rows = q.numel() // q.shape[-1]
+    sections = (rows, rows, rows * q.shape[-1], rows * v.shape[-1], rows * q.shape[-1])
+    return sum((n + 3) // 4 * 4 for n in sections)
+
+
+@torch.library.register_fake("lla::forward")
+def _(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left,
+      window_right, tol, max_iterations, solver, implementation, save, info):
+    _check_shapes(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k)
+    o = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    saved_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    saved = q.new_empty((_saved_elements(q, v) if save else 0,), dtype=saved_dtype)
+    rows = (0,) if not info else (*q.shape[:-3], q.shape[-2], q.shape[-3])
+    iterations, status = (q.new_empty(rows, dtype=torch.int32) for _ in range(2))
+    return o, saved, iterations, q.new_empty(rows, dtype=torch.float32), status
+
+
+@torch.library.register_fake("lla::backward")
+def _(grad_o, q, k, v, ridge, x, saved, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal,
+      window_left, window_right, tol, max_iterations, solver, implementation, need_dq, need_dk, need_dv, need_dridge):
+    _check_shapes(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k)
+    inputs = ((need_dq, q), (need_dk, k), (need_dv, v), (need_dridge, x if ridge is None else ridge))
+    return tuple(t.new_empty(t.shape if needed else (0,)) for needed, t in inputs)
+
+
+@torch.library.register_fake("lla::plan")
+def _(q, *args):
+    return torch.empty(PLAN_BYTES, dtype=torch.uint8)
+
+
+def _setup_context(ctx, inputs, output):
+    q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, *options, save, _ = inputs
+    o, saved, iterations, residual, row_status = output
+    ctx.save_for_backward(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, saved)
+    ctx.options = options
+    ctx.has_saved = save
+    ctx.mark_non_differentiable(saved, iterations, residual, row_status)
+    ctx.set_materialize_grads(False)
+
+
+def _forward_backward(ctx, grad_o, *_):
+    none = (None,) * 14
+    if grad_o is None:
+        return (None,) * 5 + none
+    if not ctx.has_saved:
+        raise RuntimeError("lla::forward was called with save=False: nothing was kept for the backward pass")
+    q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, saved = ctx.saved_tensors
+    need_q, need_k, need_v, need_ridge, need_x = ctx.needs_input_grad[:5]
+    dq, dk, dv, dlast = backward(grad_o.contiguous(), q, k, v, ridge, x, saved, cu_seqlens_q, cu_seqlens_k,
+                                 *ctx.options, need_q, need_k, need_v, need_ridge or need_x)
+    return (dq if need_q else None, dk if need_k else None, dv if need_v else None, dlast if need_ridge else None,
+            dlast if need_x else None) + none
+
+
+torch.library.register_autograd("lla::forward", _forward_backward, setup_context=_setup_context)
+
+
+class _EagerForward(torch.autograd.Function):
+    """What register_autograd makes of the same two functions, without the 0.1 ms it spends on the schema in each call."""
+
+    @staticmethod
+    def forward(ctx, *args):
+        with _below_autograd():
+            output = forward(*args)
+        _setup_context(ctx, args, output)
+        return output
+
+    backward = staticmethod(_forward_backward)
+
+
+def run_forward(save, *args):
+    """lla::forward by the shortest way: traced and autocast code through the dispatcher's rules, eager code past them."""
+    device_type = args[0].device.type
+    if torch.compiler.is_compiling() or device_type not in _DEVICE_TYPES or torch.is_autocast_enabled(device_type):
+        return forward(*args)
+    if save:
+        return _EagerForward.apply(*args)
+    with _below_autograd():
+        return forward(*args)
+
+
+def _no_double_backward(ctx, *_):
+    raise RuntimeError("lla: second derivatives are not implemented (double backward through Local Linear Attention); "
+                       "lla.reference.lla_attention is differentiable twice")
+
+
+torch.library.register_autograd("lla::backward", _no_double_backward)
+
+
+def _register_autocast(library, device_type):
+    """q, k, v and x go to autocast's type; the ridge stays in float32, where small values keep their digits."""
+
+    def cast(tensor, dtype):
+        eligible = tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
+        return tensor.to(dtype) if eligible and tensor.dtype != dtype else tensor
+
+    def kernel(q, k, v, ridge, x, *rest):
+        dtype = torch.get_autocast_dtype(device_type)
+        with torch.autocast(device_type, enabled=False):
+            return forward(*(cast(t, dtype) for t in (q, k, v)), cast(ridge, torch.float32), cast(x, dtype), *rest)
+
+    library.impl("forward", kernel, f"Autocast{device_type.upper()}")
+
+
+_autocast_library = torch.library.Library("lla", "IMPL")
+for _device_type in _DEVICE_TYPES:
+    _register_autocast(_autocast_library, _device_type)

@@ -1,0 +1,158 @@
+"""Local Linear Attention on torch tensors. Layout (batch, length, heads, dim), as in flash-attention."""
+from typing import NamedTuple, Optional, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from . import _ops
+from ._errors import call, need_tensor
+
+Ridge = Union[float, Tensor]
+STATUS_NAMES = ("ok", "max_iterations", "breakdown", "nan")
+
+
+class AttentionInfo(NamedTuple):
+    """How a call was solved. iterations, residual and status are (B, Hq, Lq), packed (Hq, total_q); iterations and
+    residual are -1 where a row was solved directly; status holds indices into `lla.STATUS_NAMES`."""
+
+    iterations: Tensor
+    residual: Tensor
+    status: Tensor
+    plan_bytes: Tensor
+
+    @property
+    def plan(self) -> str:
+        """The plan as text: implementation, solver, tile sizes, workspace."""
+        return bytes(self.plan_bytes.tolist()).rstrip(b"\0").decode()
+
+
+def _ridge_tensor(ridge, q):
+    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    if isinstance(ridge, Tensor):
+        return ridge if ridge.dtype == dtype else ridge.to(dtype)
+    if isinstance(ridge, bool) or not isinstance(ridge, (int, float)):
+        raise TypeError(f"ridge must be a number or a torch.Tensor, not {type(ridge).__name__}")
+    if not ridge >= 0:
+        raise ValueError(f"ridge must be at least 0, not {ridge}")
+    return torch.full((), float(ridge), dtype=dtype, device=q.device)
+
+
+def _window(window_size):
+    try:
+        left, right = window_size
+    except (TypeError, ValueError):
+        raise TypeError(f"window_size must be a pair (left, right), not {window_size!r}") from None
+    for side in (left, right):
+        if isinstance(side, bool) or not isinstance(side, (int, torch.SymInt)):
+            raise TypeError(f"window_size must hold integers, not {type(side).__name__}")
+    if left < -1 or right < -1:
+        raise ValueError(f"window_size must be at least -1 (unbounded) on each side, not {tuple(window_size)}")
+    return left, right
+
+
+def _options(scale, causal, window_size, tol, max_iterations, solver, implementation):
+    """The option arguments of the operators, checked for type."""
+    if scale is not None and (isinstance(scale, (bool, Tensor)) or not isinstance(scale, (int, float))):
+        raise TypeError(f"scale must be a number or None, not {type(scale).__name__}")
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal must be a bool, not {type(causal).__name__}")
+    if isinstance(tol, bool) or not isinstance(tol, (int, float)):
+        raise TypeError(f"tol must be a number, not {type(tol).__name__}")
+    if max_iterations is not None:
+        if isinstance(max_iterations, bool) or not isinstance(max_iterations, int):
+            raise TypeError(f"max_iterations must be an integer or None, not {type(max_iterations).__name__}")
+        if max_iterations < 1:
+            raise ValueError(f"max_iterations must be at least 1, not {max_iterations}")
+    if not isinstance(solver, str):
+        raise TypeError(f"solver must be a string, not {type(solver).__name__}")
+    if implementation is not None and not isinstance(implementation, str):
+        raise TypeError(f"implementation must be a string or None, not {type(implementation).__name__}")
+    return scale, causal, *_window(window_size), tol, max_iterations or 0, solver, implementation
+
+
+def attend(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options, return_info):
+    """The one way to the operator: (o, AttentionInfo or None). `options` comes from `_options`."""
+    need_tensor("q", q)
+    need_tensor("k", k)
+    need_tensor("v", v)
+    if x is None:
+        ridge = _ridge_tensor(ridge, q)
+    else:
+        need_tensor("x", x)
+    save = torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or (ridge if x is None else x).requires_grad)
+    args = (q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options)
+    o, _, iterations, residual, status = call(_ops.run_forward, save, *args, save, return_info)
+    if not return_info:
+        return o, None
+    return o, AttentionInfo(iterations, residual, status, call(_ops.plan, *args, False))
+
+
+def lla_attention(
+    q: Tensor, k: Tensor, v: Tensor, ridge: Ridge, *, scale: Optional[float] = None, causal: bool = True,
+    window_size: Tuple[int, int] = (-1, -1), tol: float = 1e-3, max_iterations: Optional[int] = None,
+    solver: str = "auto", implementation: Optional[str] = None, return_info: bool = False,
+):
+    """Local Linear Attention: each query's output is a ridge regression of values on keys, weighted by softmax.
+
+    q (B, Lq, Hq, D), k (B, Lk, Hkv, D), v (B, Lk, Hkv, Dv); Hq a multiple of Hkv; returns (B, Lq, Hq, Dv).
+    ridge: a number, or a float32 tensor (), (Hq,), (B, Lq, Hq) or (B, Lq, Hq, D); gradients reach a tensor. Infinity
+    gives softmax attention, 0 the unregularised local linear fit.
+    scale of the logits, 1/sqrt(D) by default. causal masks are aligned bottom-right when Lq != Lk. window_size
+    (left, right) counts visible keys on each side of the diagonal, -1 for all.
+    solver "auto", "cg" (stops at a relative residual of tol, or after max_iterations) or "direct".
+    implementation: name one of `lla.implementations()` instead of the first that takes the problem.
+    return_info: return (o, AttentionInfo)."""
+    options = _options(scale, causal, window_size, tol, max_iterations, solver, implementation)
+    o, info = attend(q, k, v, ridge, None, None, None, 0, 0, options, return_info)
+    return (o, info) if return_info else o
+
+
+def _check_cu_seqlens(name, value):
+    need_tensor(name, value)
+    if value.dtype != torch.int32:
+        raise ValueError(f"{name} must be int32, not {value.dtype}")
+
+
+def lla_attention_varlen(
+    q: Tensor, k: Tensor, v: Tensor, ridge: Ridge, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+    max_seqlen_k: int, *, scale: Optional[float] = None, causal: bool = True, window_size: Tuple[int, int] = (-1, -1),
+    tol: float = 1e-3, max_iterations: Optional[int] = None, solver: str = "auto",
+    implementation: Optional[str] = None, return_info: bool = False,
+):
+    """`lla_attention` of sequences packed one after the other: q (total_q, Hq, D), k (total_k, Hkv, D), and so on.
+
+    cu_seqlens_q and cu_seqlens_k: int32 (sequences + 1,), starting at 0, on q's device. ridge: a number, (), (Hq,),
+    (total_q, Hq) or (total_q, Hq, D). The info's row tensors are (Hq, total_q)."""
+    _check_cu_seqlens("cu_seqlens_q", cu_seqlens_q)
+    _check_cu_seqlens("cu_seqlens_k", cu_seqlens_k)
+    options = _options(scale, causal, window_size, tol, max_iterations, solver, implementation)
+    o, info = attend(q, k, v, ridge, None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options, return_info)
+    return (o, info) if return_info else o
+
+
+def parallax_attention(
+    q: Tensor, k: Tensor, v: Tensor, x: Tensor, *, scale: Optional[float] = None, causal: bool = True,
+    window_size: Tuple[int, int] = (-1, -1), implementation: Optional[str] = None,
+):
+    """Attention with a given correction x (B, Lq, Hq, D) instead of a solve: o = sum_j p_j (1 + (k_j - mean k).x) v_j.
+    x = 0 is softmax attention."""
+    options = _options(scale, causal, window_size, 1e-3, None, "auto", implementation)
+    return attend(q, k, v, None, x, None, None, 0, 0, options, False)[0]
+
+
+def lla_attention_bhld(q: Tensor, k: Tensor, v: Tensor, ridge: Ridge, **options):
+    """`lla_attention` for tensors laid out (B, H, L, D), as scaled_dot_product_attention takes them; a ridge by token
+    is (B, Hq, Lq) or (B, Hq, Lq, D). Nothing is copied: the views are transposed. Returns (B, Hq, Lq, Dv)."""
+    need_tensor("q", q)
+    need_tensor("k", k)
+    need_tensor("v", v)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 4:
+            raise ValueError(f"{name} has {tensor.dim()} dimensions, not (batch, heads, length, dim)")
+    if isinstance(ridge, Tensor) and ridge.dim() >= 3:
+        ridge = ridge.transpose(1, 2)
+    result = lla_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), ridge, **options)
+    if isinstance(result, tuple):
+        return result[0].transpose(1, 2), result[1]
+    return result.transpose(1, 2)

@@ -1,0 +1,147 @@
+"""An attention layer with Local Linear Attention inside."""
+from typing import Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+from .functional import lla_attention, lla_attention_varlen
+from .kvcache import lla_attention_with_kvcache
+
+
+class KVCache:
+    """Keys and values of one layer for generation: preallocated, filled from the left, all sequences equally long."""
+
+    def __init__(self, batch: int, capacity: int, num_kv_heads: int, head_dim: int, *, value_dim: Optional[int] = None,
+                 device=None, dtype=None):
+        value_dim = head_dim if value_dim is None else value_dim
+        self.k = torch.zeros(batch, capacity, num_kv_heads, head_dim, device=device, dtype=dtype)
+        self.v = torch.zeros(batch, capacity, num_kv_heads, value_dim, device=device, dtype=dtype)
+        self.length = 0
+
+    @property
+    def capacity(self) -> int:
+        return self.k.shape[1]
+
+    def reset(self):
+        self.length = 0
+
+
+class RotaryEmbedding(nn.Module):
+    """Rotary position embedding on (..., L, H, D), halves rotated against each other (as in Llama)."""
+
+    def __init__(self, head_dim: int, theta: float = 10000.0, device=None):
+        super().__init__()
+        if head_dim % 2:
+            raise ValueError(f"head_dim must be even for rotary embeddings, not {head_dim}")
+        frequencies = theta ** (-torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """positions: (L,) or (B, L)."""
+        angles = positions[..., None, None].to(torch.float32) * self.frequencies  # (..., L, 1, D/2)
+        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+class LocalLinearAttention(nn.Module):
+    """Self-attention with a learned ridge: lambda = ridge_min + (1 - ridge_min) sigmoid(W x).
+
+    embed_dim, num_heads; num_kv_heads < num_heads shares keys and values between heads; head_dim defaults to
+    embed_dim / num_heads.
+    ridge: "head" learns one lambda per token and head, "dimension" one per token, head and dimension.
+    ridge_min: floor of lambda; 0 is the paper's form, the default keeps training away from singular fits.
+    rope: rotary position embedding. qk_norm: RMS normalisation of queries and keys per head.
+    The other options are those of `lla_attention`.
+
+    forward(x (B, L, embed_dim)) -> (B, L, embed_dim). With a `KVCache` (see `make_cache`) x continues the cached
+    sequence and the cache is extended in place, under torch.no_grad(). With cu_seqlens, x is (total, embed_dim)."""
+
+    def __init__(self, embed_dim: int, num_heads: int, num_kv_heads: Optional[int] = None,
+                 head_dim: Optional[int] = None, *, ridge: str = "head", ridge_min: float = 1e-3, rope: bool = False,
+                 rope_theta: float = 10000.0, qk_norm: bool = False, bias: bool = False, causal: bool = True,
+                 window_size: Tuple[int, int] = (-1, -1), scale: Optional[float] = None, tol: float = 1e-3,
+                 max_iterations: Optional[int] = None, solver: str = "auto", device=None, dtype=None):
+        super().__init__()
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        if head_dim is None:
+            if embed_dim % num_heads:
+                raise ValueError(f"embed_dim {embed_dim} is not a multiple of num_heads {num_heads}; give head_dim")
+            head_dim = embed_dim // num_heads
+        if num_heads % num_kv_heads:
+            raise ValueError(f"num_heads {num_heads} is not a multiple of num_kv_heads {num_kv_heads}")
+        if ridge not in ("head", "dimension"):
+            raise ValueError(f'ridge must be "head" or "dimension", not {ridge!r}')
+        if not 0 <= ridge_min < 1:
+            raise ValueError(f"ridge_min must be in [0, 1), not {ridge_min}")
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.ridge, self.ridge_min = ridge, ridge_min
+        self.options = dict(scale=scale, causal=causal, window_size=window_size, tol=tol,
+                            max_iterations=max_iterations, solver=solver)
+        factory = dict(device=device, dtype=dtype)
+        self.q_proj = nn.Linear(embed_dim, num_heads * head_dim, bias=bias, **factory)
+        self.k_proj = nn.Linear(embed_dim, num_kv_heads * head_dim, bias=bias, **factory)
+        self.v_proj = nn.Linear(embed_dim, num_kv_heads * head_dim, bias=bias, **factory)
+        self.o_proj = nn.Linear(num_heads * head_dim, embed_dim, bias=bias, **factory)
+        self.ridge_proj = nn.Linear(embed_dim, num_heads * (head_dim if ridge == "dimension" else 1), **factory)
+        self.q_norm = nn.RMSNorm(head_dim, **factory) if qk_norm else None
+        self.k_norm = nn.RMSNorm(head_dim, **factory) if qk_norm else None
+        self.rope = RotaryEmbedding(head_dim, rope_theta, device) if rope else None
+
+    def extra_repr(self) -> str:
+        return (f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}, "
+                f"ridge={self.ridge!r}, ridge_min={self.ridge_min}")
+
+    def make_cache(self, batch: int, capacity: int, *, device=None, dtype=None) -> KVCache:
+        """An empty cache for `batch` sequences of up to `capacity` tokens, by default where the weights are."""
+        weight = self.k_proj.weight
+        return KVCache(batch, capacity, self.num_kv_heads, self.head_dim, device=device or weight.device,
+                       dtype=dtype or weight.dtype)
+
+    def compute_ridge(self, x: Tensor) -> Tensor:
+        """lambda of each token, (..., L, H) or (..., L, H, D), in float32 (float64 for float64 layers)."""
+        logits = self.ridge_proj(x)
+        wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        shape = (self.num_heads, self.head_dim) if self.ridge == "dimension" else (self.num_heads,)
+        return self.ridge_min + (1 - self.ridge_min) * torch.sigmoid(logits.to(wide)).unflatten(-1, shape)
+
+    def _project(self, x, positions):
+        q = self.q_proj(x).unflatten(-1, (self.num_heads, self.head_dim))
+        k = self.k_proj(x).unflatten(-1, (self.num_kv_heads, self.head_dim))
+        v = self.v_proj(x).unflatten(-1, (self.num_kv_heads, self.head_dim))
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rope is not None:
+            q, k = self.rope(q, positions), self.rope(k, positions)
+        return q, k, v
+
+    def forward(self, x: Tensor, *, cache: Optional[KVCache] = None, positions: Optional[Tensor] = None,
+                cu_seqlens: Optional[Tensor] = None, max_seqlen: Optional[int] = None) -> Tensor:
+        """positions (L,) or (B, L) are used by rope only; by default they count from the cached length, or from the
+        start of each packed sequence. cu_seqlens (int32) and max_seqlen: x is packed, (total, embed_dim)."""
+        packed = cu_seqlens is not None
+        if packed and (cache is not None or max_seqlen is None):
+            raise ValueError("cu_seqlens needs max_seqlen and excludes cache")
+        if x.dim() != (2 if packed else 3):
+            raise ValueError(f"x has {x.dim()} dimensions, not "
+                             + ("(total, embed_dim)" if packed else "(batch, length, embed_dim)"))
+        if self.rope is not None and positions is None:
+            positions = self._default_positions(x, cache, cu_seqlens)
+        q, k, v = self._project(x, positions)
+        ridge = self.compute_ridge(x)
+        if packed:
+            o = lla_attention_varlen(q, k, v, ridge, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, **self.options)
+        elif cache is None:
+            o = lla_attention(q, k, v, ridge, **self.options)
+        else:
+            o = lla_attention_with_kvcache(q, cache.k, cache.v, ridge, k, v, cache_seqlens=cache.length, **self.options)
+            cache.length += x.shape[1]
+        return self.o_proj(o.flatten(-2))
+
+    @staticmethod
+    def _default_positions(x, cache, cu_seqlens):
+        if cu_seqlens is None:
+            start = 0 if cache is None else cache.length
+            return torch.arange(start, start + x.shape[1], device=x.device)
+        token = torch.arange(x.shape[0], device=x.device, dtype=cu_seqlens.dtype)
+        return token - cu_seqlens[torch.searchsorted(cu_seqlens, token, right=True) - 1]

@@ -1,0 +1,128 @@
+"""Cached attention equals attention over the whole sequence, for every kind of cache."""
+import math
+
+import pytest
+import torch
+from helpers import assert_close, make_inputs
+
+import lla
+
+OPTIONS = dict(solver="direct")
+
+
+def paged(cache, lengths, page_size, spare=3):
+    """A contiguous cache (B, capacity, H, D) cut into shuffled pages, unused memory poisoned: (pages, page_table)."""
+    batch, capacity = cache.shape[:2]
+    per_sequence = -(-capacity // page_size)
+    pages = cache.new_full((batch * per_sequence + spare, page_size, *cache.shape[2:]), math.nan)
+    order = torch.randperm(len(pages), generator=torch.Generator().manual_seed(3))[:batch * per_sequence]
+    table = order.view(batch, per_sequence).to(cache.device)
+    for b in range(batch):
+        for position in range(lengths[b]):
+            pages[table[b, position // page_size], position % page_size] = cache[b, position]
+    return pages, table.to(torch.int32)
+
+
+def full_attention(q, keys, values, ridge, lengths, **options):
+    """Each sequence on its own, with its own length."""
+    rows = [lla.lla_attention(q[b:b + 1], keys[b:b + 1, :n], values[b:b + 1, :n], ridge[b:b + 1], **OPTIONS, **options)
+            for b, n in enumerate(lengths)]
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize("page_size", [None, 1, 4, 16])
+@pytest.mark.parametrize("lengths", ["number", "tensor"])
+@pytest.mark.parametrize("new", [0, 1, 3])
+@pytest.mark.parametrize("window", [(-1, -1), (5, 0)])
+def test_cached_equals_full(device, page_size, lengths, new, window):
+    capacity, filled = 32, [11, 11, 11] if lengths == "number" else [11, 2, 26]
+    length_q = max(new, 2)
+    total = [n + new for n in filled]
+    q, k, v, ridge = make_inputs(3, length_q, capacity, 4, 2, device=device, ridge="dimension", dtype=torch.float32)
+    expected = full_attention(q, k, v, ridge, total, window_size=window)
+
+    appended = {}
+    if new:
+        for name, full in (("k", k), ("v", v)):
+            appended[name] = torch.stack([full[b, n:n + new] for b, n in enumerate(filled)])
+    k_cache, v_cache = k.clone(), v.clone()
+    for b, n in enumerate(filled):  # whatever lies behind the filled part must not matter
+        k_cache[b, n:] = v_cache[b, n:] = math.nan
+    table = None
+    if page_size:
+        (k_cache, table), (v_cache, _) = (paged(c, filled, page_size) for c in (k_cache, v_cache))
+    seqlens = filled[0] if lengths == "number" else torch.tensor(filled, dtype=torch.int32, device=device)
+    o, info = lla.lla_attention_with_kvcache(q, k_cache, v_cache, ridge, **appended, cache_seqlens=seqlens,
+                                             page_table=table, window_size=window, return_info=True, **OPTIONS)
+    assert_close(o, expected)
+    assert info.status.shape == (3, 4, length_q) and (info.status == 0).all()
+    if new and page_size is None:
+        for b, n in enumerate(filled):
+            assert torch.equal(k_cache[b, :n + new], k[b, :n + new])
+            assert torch.equal(v_cache[b, :n + new], v[b, :n + new])
+
+
+def test_page_table_may_hold_unused_entries(device):
+    q, k, v, ridge = make_inputs(2, 1, 16, 2, device=device, dtype=torch.float32)
+    pages, table = paged(k, [5, 0], 4)
+    values, _ = paged(v, [5, 0], 4)
+    table[0, 2:], table[1] = -1, -1
+    o = lla.lla_attention_with_kvcache(q, pages, values, ridge, page_table=table,
+                                       cache_seqlens=torch.tensor([5, 0], dtype=torch.int32, device=device), **OPTIONS)
+    assert_close(o[:1], lla.lla_attention(q[:1], k[:1, :5], v[:1, :5], ridge[:1], **OPTIONS))
+    assert (o[1] == 0).all()
+
+
+def test_chunked_prefill_equals_whole(device):
+    q, k, v, ridge = make_inputs(2, 40, heads=4, heads_kv=2, device=device, dtype=torch.float32)
+    whole = lla.lla_attention(q, k, v, ridge, **OPTIONS)
+    k_cache, v_cache = torch.empty_like(k), torch.empty_like(v)
+    parts, start = [], 0
+    for end in (1, 2, 17, 39, 40):
+        part = slice(start, end)
+        parts.append(lla.lla_attention_with_kvcache(q[:, part], k_cache, v_cache, ridge[:, part], k[:, part], v[:, part],
+                                                    cache_seqlens=start, **OPTIONS))
+        start = end
+    assert_close(torch.cat(parts, 1), whole)
+    assert torch.equal(k_cache, k) and torch.equal(v_cache, v)
+
+
+def test_whole_cache_by_default(device):
+    q, k, v, ridge = make_inputs(2, 3, 12, device=device)
+    assert torch.equal(lla.lla_attention_with_kvcache(q, k, v, ridge), lla.lla_attention(q, k, v, ridge))
+
+
+def test_compiles(device):
+    q, k, v, ridge = make_inputs(2, 1, 16, device=device, dtype=torch.float32)
+    new_k, new_v = torch.randn(2, 1, 4, 16, device=device), torch.randn(2, 1, 4, 16, device=device)
+
+    def step(k_cache, v_cache):
+        return lla.lla_attention_with_kvcache(q, k_cache, v_cache, ridge, new_k, new_v, cache_seqlens=7, **OPTIONS)
+
+    eager_cache, compiled_cache = (k.clone(), v.clone()), (k.clone(), v.clone())
+    expected = step(*eager_cache)
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")(*compiled_cache)
+    assert torch.equal(compiled, expected) and torch.equal(eager_cache[0], compiled_cache[0])
+
+
+WRONG = {
+    "k without v": (dict(k=torch.ones(2, 1, 4, 16)), "both k and v"),
+    "no cache_seqlens": (dict(k=torch.ones(2, 1, 4, 16), v=torch.ones(2, 1, 4, 16)), "cache_seqlens"),
+    "too long": (dict(cache_seqlens=17), "cache_seqlens"),
+    "negative": (dict(cache_seqlens=-1), "cache_seqlens"),
+    "full": (dict(k=torch.ones(2, 1, 4, 16), v=torch.ones(2, 1, 4, 16), cache_seqlens=16), "cache_seqlens"),
+    "seqlens shape": (dict(cache_seqlens=torch.ones(3, dtype=torch.int32)), "cache_seqlens"),
+    "seqlens dtype": (dict(cache_seqlens=torch.ones(2)), "cache_seqlens"),
+    "cache batch": (dict(k_cache=torch.ones(3, 16, 4, 16), v_cache=torch.ones(3, 16, 4, 16)), "k_cache"),
+    "v_cache": (dict(v_cache=torch.ones(2, 15, 4, 16)), "v_cache"),
+    "page_table": (dict(page_table=torch.ones(2, dtype=torch.int32), cache_seqlens=1), "page_table"),
+    "gradient": (dict(q=torch.ones(2, 1, 4, 16, requires_grad=True)), "gradient"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_argument(case):
+    change, word = WRONG[case]
+    good = dict(q=torch.ones(2, 1, 4, 16), k_cache=torch.ones(2, 16, 4, 16), v_cache=torch.ones(2, 16, 4, 16), ridge=0.1)
+    with pytest.raises(ValueError, match=word):
+        lla.lla_attention_with_kvcache(**{**good, **change})

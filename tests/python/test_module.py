@@ -1,0 +1,118 @@
+"""The attention layer: shapes of its state, training, and generation equal to training."""
+import pytest
+import torch
+from helpers import relative
+
+import lla
+
+VARIANTS = {
+    "plain": {},
+    "grouped": dict(num_kv_heads=2),
+    "dimension": dict(ridge="dimension"),
+    "rope": dict(rope=True, qk_norm=True, num_kv_heads=1),
+    "paper": dict(ridge_min=0.0, bias=True),
+    "window": dict(window_size=(6, 0), head_dim=12),
+}
+
+
+def make(variant, device, dtype=torch.float64):
+    return lla.LocalLinearAttention(32, 4, **VARIANTS[variant], tol=1e-10, device=device, dtype=dtype)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_generation_equals_training(device, variant):
+    layer = make(variant, device)
+    x = torch.randn(2, 21, 32, device=device, dtype=torch.float64)
+    whole = layer(x)
+    cache = layer.make_cache(2, 24)
+    with torch.no_grad():
+        prefix = layer(x[:, :9], cache=cache)
+        tokens = [layer(x[:, i:i + 1], cache=cache) for i in range(9, 21)]
+    assert cache.length == 21
+    assert relative(torch.cat([prefix, *tokens], 1), whole) < 1e-6
+    cache.reset()
+    with torch.no_grad():
+        assert relative(layer(x, cache=cache), whole) < 1e-6
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_packed_equals_separate(device, variant):
+    layer = make(variant, device)
+    x = torch.randn(21, 32, device=device, dtype=torch.float64)
+    cu = torch.tensor([0, 8, 8, 21], dtype=torch.int32, device=device)
+    packed = layer(x, cu_seqlens=cu, max_seqlen=13)
+    separate = torch.cat([layer(x[None, :8])[0], layer(x[None, 8:])[0]])
+    assert relative(packed, separate) < 1e-6
+
+
+def test_every_parameter_learns(device):
+    layer = make("rope", device, torch.float32)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-2)
+    x, target = torch.randn(4, 16, 32, device=device), torch.randn(4, 16, 32, device=device)
+    losses = []
+    for _ in range(30):
+        loss = (layer(x) - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters())
+        assert all(p.grad.abs().max() > 0 for p in layer.parameters())
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_ridge_stays_in_its_range(device):
+    for ridge, size in (("head", (2, 5, 4)), ("dimension", (2, 5, 4, 8))):
+        layer = lla.LocalLinearAttention(32, 4, ridge=ridge, ridge_min=0.25, device=device)
+        values = layer.compute_ridge(100 * torch.randn(2, 5, 32, device=device))
+        assert values.shape == size and values.dtype == torch.float32
+        assert values.min() >= 0.25 and values.max() <= 1
+
+
+def test_state_dict_is_stable():
+    """Names and shapes that saved checkpoints rely on."""
+    shapes = {name: tuple(t.shape) for name, t in make("rope", "cpu").state_dict().items()}
+    assert shapes == {
+        "q_proj.weight": (32, 32), "k_proj.weight": (8, 32), "v_proj.weight": (8, 32), "o_proj.weight": (32, 32),
+        "ridge_proj.weight": (4, 32), "ridge_proj.bias": (4,), "q_norm.weight": (8,), "k_norm.weight": (8,),
+    }
+    shapes = {name: tuple(t.shape) for name, t in make("dimension", "cpu").state_dict().items()}
+    assert shapes["ridge_proj.weight"] == (32, 32) and "q_norm.weight" not in shapes
+    first, second = make("grouped", "cpu"), make("grouped", "cpu")
+    second.load_state_dict(first.state_dict())
+    x = torch.randn(1, 7, 32, dtype=torch.float64)
+    assert torch.equal(first(x), second(x))
+
+
+def test_compiles_without_graph_breaks(device):
+    layer = make("rope", device, torch.float32)
+    x = torch.randn(2, 9, 32, device=device)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert relative(compiled(x), layer(x)) < 1e-5
+
+
+def test_bfloat16_layer(device):
+    layer = make("grouped", device, torch.bfloat16)
+    o = layer(torch.randn(2, 9, 32, device=device, dtype=torch.bfloat16))
+    assert o.dtype == torch.bfloat16 and o.isfinite().all()
+
+
+@pytest.mark.parametrize("change,word", [
+    (dict(num_heads=5), "embed_dim"), (dict(num_kv_heads=3), "num_kv_heads"), (dict(ridge="token"), "ridge"),
+    (dict(ridge_min=1.0), "ridge_min"), (dict(rope=True, head_dim=7), "head_dim"),
+])
+def test_wrong_configuration(change, word):
+    with pytest.raises(ValueError, match=word):
+        lla.LocalLinearAttention(**{**dict(embed_dim=32, num_heads=4), **change})
+
+
+def test_wrong_input():
+    layer = make("plain", "cpu")
+    with pytest.raises(ValueError, match="x has 2 dimensions"):
+        layer(torch.ones(3, 32, dtype=torch.float64))
+    with pytest.raises(ValueError, match="cache"):
+        cache = layer.make_cache(1, 2)
+        with torch.no_grad():
+            layer(torch.ones(1, 3, 32, dtype=torch.float64), cache=cache)
+    with pytest.raises(ValueError, match="no_grad"):
+        layer(torch.ones(1, 1, 32, dtype=torch.float64), cache=layer.make_cache(1, 2))
