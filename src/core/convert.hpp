@@ -56,12 +56,13 @@ constexpr f16 to_f16(float x) {
   return {static_cast<uint16_t>(sign | result)};
 }
 
-// The float nearest to x, except that an inexact one gets an odd last bit. Rounding it again, to a shorter type, then gives
-// what rounding x itself would have given; rounding to nearest twice would not.
+// The float nearest to x, except that an inexact one gets an odd last bit. Rounding it again, to a shorter type, then
+// gives what rounding x itself would have given; rounding to nearest twice would not.
 inline float round_to_odd(double x) {
   const float nearest = static_cast<float>(x);
   if (static_cast<double>(nearest) == x || !std::isfinite(x)) return nearest;
-  const float towards_zero = std::abs(static_cast<double>(nearest)) > std::abs(x) ? std::nextafter(nearest, 0.0f) : nearest;
+  const float towards_zero =
+      std::abs(static_cast<double>(nearest)) > std::abs(x) ? std::nextafter(nearest, 0.0f) : nearest;
   return std::bit_cast<float>(std::bit_cast<uint32_t>(towards_zero) | 1u);
 }
 

@@ -25,7 +25,8 @@ enum class Purpose : uint64_t { query, key, value, centre, choice_query, choice_
 struct Stream {
   uint64_t seed;
   uint64_t id;
-  Stream(uint64_t seed, int64_t head, Purpose purpose) : seed(seed), id(static_cast<uint64_t>(head) * 8 + static_cast<uint64_t>(purpose)) {}
+  Stream(uint64_t seed, int64_t head, Purpose purpose)
+      : seed(seed), id(static_cast<uint64_t>(head) * 8 + static_cast<uint64_t>(purpose)) {}
   double normal(int64_t index) const { return data::normal(seed, id, static_cast<uint64_t>(index)); }
   double uniform(int64_t index) const { return data::uniform(seed, id, static_cast<uint64_t>(index)); }
 };
@@ -86,11 +87,13 @@ Matrix piecewise_values(const Matrix& keys, int64_t dim, int64_t value_dim, cons
   Matrix map(static_cast<size_t>(value_dim * dim));
   for (int64_t i = 0; i < length; ++i) {
     if (i % kSegment == 0) {
-      for (size_t m = 0; m < map.size(); ++m) map[m] = stream.normal(static_cast<int64_t>(m) + i / kSegment * value_dim * dim);
+      for (size_t m = 0; m < map.size(); ++m)
+        map[m] = stream.normal(static_cast<int64_t>(m) + i / kSegment * value_dim * dim);
     }
     for (int64_t c = 0; c < value_dim; ++c) {
       double sum = 0;
-      for (int64_t d = 0; d < dim; ++d) sum += map[static_cast<size_t>(c * dim + d)] * keys[static_cast<size_t>(i * dim + d)];
+      for (int64_t d = 0; d < dim; ++d)
+        sum += map[static_cast<size_t>(c * dim + d)] * keys[static_cast<size_t>(i * dim + d)];
       values[static_cast<size_t>(i * value_dim + c)] = sum / std::sqrt(static_cast<double>(dim));
     }
   }
@@ -135,7 +138,8 @@ Matrix make_queries(Kind kind, uint64_t seed, int64_t head, int64_t key_head, co
 }
 
 // Puts one head into a (batch, length, heads, width) tensor.
-void put(std::vector<double>& tensor, const Matrix& m, int64_t b, int64_t h, int64_t length, int64_t heads, int64_t width) {
+void put(std::vector<double>& tensor, const Matrix& m, int64_t b, int64_t h, int64_t length, int64_t heads,
+         int64_t width) {
   for (int64_t i = 0; i < length; ++i) {
     std::copy_n(m.begin() + i * width, width, tensor.begin() + ((b * length + i) * heads + h) * width);
   }
@@ -168,7 +172,8 @@ double uniform(uint64_t seed, uint64_t stream, uint64_t index) {
   return (static_cast<double>(bits >> 11) + 0.5) * 0x1p-53;
 }
 
-double normal(uint64_t seed, uint64_t stream, uint64_t index) {  // Box-Muller: an even index takes the cosine, the next the sine
+double normal(uint64_t seed, uint64_t stream,
+              uint64_t index) {  // Box-Muller: an even index takes the cosine, the next the sine
   const double radius = std::sqrt(-2 * std::log(uniform(seed, stream, index / 2 * 2)));
   const double angle = 2 * std::numbers::pi * uniform(seed, stream, index / 2 * 2 + 1);
   return radius * (index % 2 == 0 ? std::cos(angle) : std::sin(angle));

@@ -1,5 +1,5 @@
-// Synthetic attention inputs: six kinds from harmless to hard, reproducible on any machine. python/lla/_data.py is its twin and
-// makes the same numbers (to the rounding of log, sin and cos); tests/golden/data.txt holds both to it.
+// Synthetic attention inputs: six kinds from harmless to hard, reproducible on any machine. python/lla/_data.py is its
+// twin and makes the same numbers (to the rounding of log, sin and cos); tests/golden/data.txt holds both to it.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,9 @@ struct Sizes {
   int64_t batch, length_q, length_k, heads_q, heads_kv, dim, value_dim;
 };
 
-// Row-major q (batch, length_q, heads_q, dim), k (batch, length_k, heads_kv, dim), v (batch, length_k, heads_kv, value_dim).
-// Kinds that tie queries to keys align the last query with the last key; a query before the first key is tied to the first.
+// Row-major q (batch, length_q, heads_q, dim), k (batch, length_k, heads_kv, dim), v (batch, length_k, heads_kv,
+// value_dim). Kinds that tie queries to keys align the last query with the last key; a query before the first key is
+// tied to the first.
 struct Tensors {
   std::vector<double> q, k, v;
 };

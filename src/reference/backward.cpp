@@ -1,4 +1,5 @@
-// The gradient with one solve per row (docs/math.md). Nothing is taken from the forward pass: every row is worked out again.
+// The gradient with one solve per row (docs/math.md). Nothing is taken from the forward pass: every row is worked out
+// again.
 #include <algorithm>
 #include <limits>
 
@@ -9,7 +10,8 @@ namespace {
 
 // NaN into everything the row contributes to.
 void poison(const Head& head, const Row& row, BackwardResult& result) {
-  const auto fill = [nan = std::numeric_limits<double>::quiet_NaN()](Vector& matrix, int64_t begin, int64_t end, int64_t width) {
+  const auto fill = [nan = std::numeric_limits<double>::quiet_NaN()](Vector& matrix, int64_t begin, int64_t end,
+                                                                     int64_t width) {
     if (!matrix.empty()) std::fill(matrix.begin() + begin * width, matrix.begin() + end * width, nan);
   };
   fill(result.dq, row.index, row.index + 1, head.dim);
@@ -31,7 +33,8 @@ void add_row(const Head& head, const Row& row, Span g, const SolveOptions& optio
 
   const auto key = [&](size_t j) { return row.keys.subspan(j * dim, dim); };
   Vector centered_gamma(count);  // g.(v_j - mean_v)
-  for (size_t j = 0; j < count; ++j) centered_gamma[j] = centered_dot(row.values.subspan(j * value_dim, value_dim), s.mean_v, g);
+  for (size_t j = 0; j < count; ++j)
+    centered_gamma[j] = centered_dot(row.values.subspan(j * value_dim, value_dim), s.mean_v, g);
   Vector t(dim, 0.0);  // dL/dx
   for (size_t j = 0; j < count; ++j) {
     for (size_t d = 0; d < dim; ++d) t[d] += s.p[j] * centered_gamma[j] * (key(j)[d] - s.mean_k[d]);

@@ -30,7 +30,8 @@ Vector gather(const Operand& t, const Sequence& s, int64_t start, int64_t length
   return result;
 }
 
-void scatter(const Operand& t, const Sequence& s, int64_t start, int64_t length, int64_t head, int64_t width, Span values) {
+void scatter(const Operand& t, const Sequence& s, int64_t start, int64_t length, int64_t head, int64_t width,
+             Span values) {
   if (!t) return;
   for (int64_t i = 0; i < length; ++i) {
     for (int64_t c = 0; c < width; ++c) {

@@ -1,7 +1,7 @@
 // The fp64 truth: plain code, slow and obviously right, any mask, any ridge, given x.
 //
-// This header works on one head of one sequence in dense row-major doubles; implementation.cpp puts it behind the public
-// interface. Unlike the other implementations it allocates as it goes.
+// This header works on one head of one sequence in dense row-major doubles; implementation.cpp puts it behind the
+// public interface. Unlike the other implementations it allocates as it goes.
 #pragma once
 
 #include <cstdint>
@@ -45,20 +45,20 @@ struct Solution {
 };
 
 struct ForwardResult {
-  Vector o;       // (length_q, value_dim)
-  Vector max;     // (length_q): ceil of the largest logit in log2 units, 0 for a row without keys
-  Vector omega;   // (length_q): sum of exp2(logit - max), 0 for a row without keys
-  Vector mean_k;  // (length_q, dim)
-  Vector mean_v;  // (length_q, value_dim)
-  Vector x;       // (length_q, dim)
+  Vector o;                        // (length_q, value_dim)
+  Vector max;                      // (length_q): ceil of the largest logit in log2 units, 0 for a row without keys
+  Vector omega;                    // (length_q): sum of exp2(logit - max), 0 for a row without keys
+  Vector mean_k;                   // (length_q, dim)
+  Vector mean_v;                   // (length_q, value_dim)
+  Vector x;                        // (length_q, dim)
   std::vector<Solution> solution;  // (length_q)
 };
 
 // With x given, dx is filled and dridge empty; otherwise the other way round.
 struct BackwardResult {
   Vector dq, dk, dv;
-  Vector dridge;                   // (length_q, dim): per dimension, before any sum over what the ridge was broadcast over
-  Vector dx;                       // (length_q, dim)
+  Vector dridge;  // (length_q, dim): per dimension, before any sum over what the ridge was broadcast over
+  Vector dx;      // (length_q, dim)
   std::vector<Solution> solution;  // of A y = t
 };
 
@@ -69,9 +69,12 @@ BackwardResult backward(const Head& head, Span grad_o, const SolveOptions& optio
 
 // The matrix A of one row without its ridge: sum of p_j (k_j - mean)(k_j - mean)^T, dense (dim, dim).
 Vector covariance(Span p, Span keys, Span mean);
-// Cholesky with guarded pivots: a direction whose pivot is not above rounding gets no step, and the row reports BREAKDOWN.
-// An infinite ridge in a dimension removes it: its x is 0.
-Solution solve_direct(Span covariance, Span ridge, Span b);
-Solution solve_cg(Span covariance, Span ridge, Span b, double tolerance, int max_iterations);
+// Variance that the rounding of mean and differences alone can produce; what is not above it says nothing.
+double rounding_noise(Span keys, size_t count);
+// Cholesky with guarded pivots: a direction whose pivot is not above rounding gets no step, and the row reports
+// BREAKDOWN. An infinite ridge in a dimension removes it: its x is 0.
+Solution solve_direct(Span covariance, Span ridge, Span b, double noise = 0);
+// Stops at the tolerance, at max_iterations, or, with BREAKDOWN, where the curvature is not above rounding.
+Solution solve_cg(Span covariance, Span ridge, Span b, double tolerance, int max_iterations, double noise = 0);
 
 }  // namespace lla::reference

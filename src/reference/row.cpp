@@ -94,10 +94,18 @@ Vector covariance(Span p, Span keys, Span mean) {
   return matrix;
 }
 
+double rounding_noise(Span keys, size_t count) {
+  double largest = 0;
+  for (double key : keys) largest = std::max(largest, std::abs(key));
+  const double deviation = static_cast<double>(count) * std::numeric_limits<double>::epsilon() * largest;
+  return deviation * deviation;
+}
+
 Solution solve_row(const Row& row, const Statistics& statistics, Span b, const SolveOptions& options) {
   const Vector matrix = covariance(statistics.p, row.keys, statistics.mean_k);
-  return options.cg ? solve_cg(matrix, row.ridge, b, options.tolerance, options.max_iterations)
-                    : solve_direct(matrix, row.ridge, b);
+  const double noise = rounding_noise(row.keys, statistics.p.size());
+  return options.cg ? solve_cg(matrix, row.ridge, b, options.tolerance, options.max_iterations, noise)
+                    : solve_direct(matrix, row.ridge, b, noise);
 }
 
 Solution solve_for_x(const Row& row, const Statistics& statistics, const SolveOptions& options) {

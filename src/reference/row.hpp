@@ -9,7 +9,7 @@ struct Row {
   int64_t index;
   int64_t begin, end;  // the keys it sees
   bool empty;          // sees no key: output and gradients are zero, whatever q and the ridge hold
-  bool bad;            // a negative or NaN ridge, or a non-finite q, x, visible key or value: everything it touches is NaN
+  bool bad;  // a negative or NaN ridge, or a non-finite q, x, visible key or value: everything it touches is NaN
   Span q, keys, values, ridge, x;
 
   int64_t count() const { return end - begin; }

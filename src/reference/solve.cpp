@@ -1,4 +1,5 @@
-// The two solvers of A x = b, A = covariance + diag(ridge). A dimension with an infinite ridge is taken out: x is 0 there.
+// The two solvers of A x = b, A = covariance + diag(ridge). A dimension with an infinite ridge is taken out: x is 0
+// there.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -7,6 +8,11 @@
 
 namespace lla::reference {
 namespace {
+
+constexpr double kEpsilon = std::numeric_limits<double>::epsilon();
+// A step along a direction of relative curvature c multiplies the rounding errors of A by 1/c: below this the output
+// would lose more than the last third of its digits to a direction it should hardly see.
+constexpr double kFlat = 4e-11;  // epsilon^(2/3)
 
 // A u, with the rows and columns of removed dimensions left out.
 Vector apply(Span covariance, Span ridge, Span u) {
@@ -29,7 +35,7 @@ Vector without_removed(Span ridge, Span b) {
 
 }  // namespace
 
-Solution solve_direct(Span covariance, Span ridge, Span b) {
+Solution solve_direct(Span covariance, Span ridge, Span b, double noise) {
   const size_t n = b.size();
   Solution solution;
   solution.x = without_removed(ridge, b);
@@ -44,8 +50,7 @@ Solution solve_direct(Span covariance, Span ridge, Span b) {
     const double diagonal = covariance[j * n + j] + ridge[j];
     const double pivot = diagonal - dot(row_j, row_j);
     // The subtraction above is known to about n roundings of the diagonal; a smaller pivot says nothing.
-    const double noise = static_cast<double>(n) * std::numeric_limits<double>::epsilon() * diagonal;
-    if (!(pivot > noise)) {
+    if (!(pivot > std::max(noise, static_cast<double>(n) * kEpsilon * diagonal))) {
       skipped[j] = true;
       solution.status = LLA_ROW_BREAKDOWN;
       continue;
@@ -70,7 +75,7 @@ Solution solve_direct(Span covariance, Span ridge, Span b) {
   return solution;
 }
 
-Solution solve_cg(Span covariance, Span ridge, Span b, double tolerance, int max_iterations) {
+Solution solve_cg(Span covariance, Span ridge, Span b, double tolerance, int max_iterations, double noise) {
   const size_t n = b.size();
   Solution solution;
   solution.x.assign(n, 0.0);
@@ -92,7 +97,7 @@ Solution solve_cg(Span covariance, Span ridge, Span b, double tolerance, int max
     const double length = dot(direction, direction);
     steepest = std::max(steepest, curvature / length);
     // Flat or falling: the step would be rounding noise blown up. The last x stands.
-    if (!(curvature > static_cast<double>(n) * std::numeric_limits<double>::epsilon() * steepest * length)) {
+    if (!(curvature > std::max(noise, kFlat * steepest) * length)) {
       solution.status = LLA_ROW_BREAKDOWN;
       break;
     }

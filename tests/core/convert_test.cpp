@@ -1,4 +1,5 @@
-// Conversions between storage types. The oracle is the definition: the nearest representable value, ties to the even pattern.
+// Conversions between storage types. The oracle is the definition: the nearest representable value, ties to the even
+// pattern.
 #include "core/convert.hpp"
 
 #include <gtest/gtest.h>

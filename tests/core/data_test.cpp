@@ -19,8 +19,8 @@ TEST(Data, GoldenValues) {
   std::istringstream head(line);
   uint64_t seed = 0;
   Sizes s{};
-  head >> word >> seed >> word >> s.batch >> word >> s.length_q >> word >> s.length_k >> word >> s.heads_q >> word >> s.heads_kv >> word >>
-      s.dim >> word >> s.value_dim;
+  head >> word >> seed >> word >> s.batch >> word >> s.length_q >> word >> s.length_k >> word >> s.heads_q >> word >>
+      s.heads_kv >> word >> s.dim >> word >> s.value_dim;
   ASSERT_TRUE(head) << line;
   int checked = 0;
   Kind made = Kind::randn;
@@ -37,7 +37,9 @@ TEST(Data, GoldenValues) {
     const int64_t heads = query ? s.heads_q : s.heads_kv;
     const int64_t width = tensor == "v" ? s.value_dim : s.dim;
     const std::vector<double>& t = query ? tensors.q : tensor == "k" ? tensors.k : tensors.v;
-    EXPECT_NEAR(t.at(static_cast<size_t>(((b * length + i) * heads + h) * width + c)), value, 1e-12 * (1 + std::abs(value))) << line;
+    EXPECT_NEAR(t.at(static_cast<size_t>(((b * length + i) * heads + h) * width + c)), value,
+                1e-12 * (1 + std::abs(value)))
+        << line;
     ++checked;
   }
   EXPECT_EQ(checked, 6 * 3 * 5);
@@ -98,12 +100,14 @@ TEST(Data, PiecewiseDataIsLinearInEachSegmentAndInItsCone) {
     EXPECT_EQ(t.k[static_cast<size_t>(i * dim)] > 0, (segment & 1) == 1);
     EXPECT_EQ(t.k[static_cast<size_t>(i * dim + 1)] > 0, (segment & 2) == 2);
   }
-  // Three rows of a segment fix the map; a fourth must follow it. Solve for the weights of the first three by Cramer's rule.
+  // Three rows of a segment fix the map; a fourth must follow it. Solve for the weights of the first three by Cramer's
+  // rule.
   for (int64_t segment = 0; segment < 4; ++segment) {
     const double* k = t.k.data() + segment * 128 * dim;
     const double* v = t.v.data() + segment * 128 * 2;
     const auto det = [](const double* a, const double* b, const double* c) {
-      return a[0] * (b[1] * c[2] - b[2] * c[1]) - a[1] * (b[0] * c[2] - b[2] * c[0]) + a[2] * (b[0] * c[1] - b[1] * c[0]);
+      return a[0] * (b[1] * c[2] - b[2] * c[1]) - a[1] * (b[0] * c[2] - b[2] * c[0]) +
+             a[2] * (b[0] * c[1] - b[1] * c[0]);
     };
     const double d = det(k, k + 3, k + 6);
     const double w0 = det(k + 9, k + 3, k + 6) / d, w1 = det(k, k + 9, k + 6) / d, w2 = det(k, k + 3, k + 9) / d;

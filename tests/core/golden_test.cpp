@@ -1,5 +1,5 @@
-// Every golden case on every implementation, forward and gradients. fp64 is held to 1e-10, which pins the conventions; shorter
-// types see the same inputs rounded and are compared with the oracle on those.
+// Every golden case on every implementation, forward and gradients. fp64 is held to 1e-10, which pins the conventions;
+// shorter types see the same inputs rounded and are compared with the oracle on those.
 #include <gtest/gtest.h>
 
 #include "support/compare.hpp"
@@ -60,7 +60,8 @@ TEST_P(Golden, ShorterTypes) {
       const Inputs inputs = rounded_inputs(c.spec, c.inputs);
       const Forward forward = run_forward(c.spec, inputs, GetParam());
       ASSERT_EQ(forward.status, LLA_OK) << forward.message;
-      EXPECT_LE(compare(c.spec, Side::queries, c.spec.value_dim, forward.o, oracle_forward(c.spec, inputs).o).norm, gate.output);
+      EXPECT_LE(compare(c.spec, Side::queries, c.spec.value_dim, forward.o, oracle_forward(c.spec, inputs).o).norm,
+                gate.output);
       const Backward backward = run_backward(c.spec, inputs, forward.saved, GetParam());
       ASSERT_EQ(backward.status, LLA_OK) << backward.message;
       expect_gradients(c.spec, backward, oracle_backward(c.spec, inputs), gate.gradient);
@@ -69,7 +70,9 @@ TEST_P(Golden, ShorterTypes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Implementations, Golden, testing::ValuesIn(implementations_under_test()),
-                         [](const auto& info) { return info.param == "cuda-portable" ? std::string("cuda_portable") : info.param; });
+                         [](const auto& info) {
+                           return info.param == "cuda-portable" ? std::string("cuda_portable") : info.param;
+                         });
 
 }  // namespace
 }  // namespace lla::test

@@ -1,4 +1,5 @@
-// The reference itself: gradients against finite differences, the two solvers against each other and against hand-made systems.
+// The reference itself: gradients against finite differences, the two solvers against each other and against hand-made
+// systems.
 #include "reference/reference.hpp"
 
 #include <gtest/gtest.h>
@@ -56,7 +57,7 @@ double loss(const Head& head, const Vector& g) {
 }
 
 // Fourth-order central differences of the loss in each element of `input`.
-Vector differences(Head head, Vector Head::* input, const Vector& g) {
+Vector differences(Head head, Vector Head::*input, const Vector& g) {
   constexpr double h = 1e-3;
   Vector result;
   for (size_t i = 0; i < (head.*input).size(); ++i) {
@@ -94,12 +95,14 @@ TEST_P(ReferenceGradient, MatchesFiniteDifferences) {
   EXPECT_LE(relative(got.dx, differences(head, &Head::x, g)), 1e-7);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, ReferenceGradient,
-                         testing::Values(Case{"causal", 12, 12, 4, 3, {-1, 0}, false}, Case{"full", 5, 9, 3, 4, {-1, -1}, false},
-                                         Case{"short_queries", 4, 11, 5, 2, {-1, 0}, false}, Case{"more_queries", 9, 5, 3, 3, {-1, 0}, false},
-                                         Case{"window", 14, 14, 3, 3, {3, 1}, false}, Case{"one_dimension", 8, 8, 1, 1, {-1, 0}, false},
-                                         Case{"given_x", 9, 9, 4, 3, {-1, 0}, true}, Case{"given_x_window", 9, 12, 4, 3, {2, 2}, true}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Cases, ReferenceGradient,
+    testing::Values(Case{"causal", 12, 12, 4, 3, {-1, 0}, false}, Case{"full", 5, 9, 3, 4, {-1, -1}, false},
+                    Case{"short_queries", 4, 11, 5, 2, {-1, 0}, false},
+                    Case{"more_queries", 9, 5, 3, 3, {-1, 0}, false}, Case{"window", 14, 14, 3, 3, {3, 1}, false},
+                    Case{"one_dimension", 8, 8, 1, 1, {-1, 0}, false}, Case{"given_x", 9, 9, 4, 3, {-1, 0}, true},
+                    Case{"given_x_window", 9, 12, 4, 3, {2, 2}, true}),
+    [](const auto& info) { return info.param.name; });
 
 TEST(ReferenceGradient, InfiniteRidgeIsThatDimensionLeftOut) {
   Head head = make_head({"", 10, 10, 4, 3, {-1, 0}, false});

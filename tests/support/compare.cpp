@@ -30,7 +30,8 @@ double ratio(double difference, double norm) {
 
 std::string Error::text() const { return core::cat("norm ", norm, ", worst row ", row); }
 
-Error compare(const Spec& spec, Side side, int64_t channels, const std::vector<double>& got, const std::vector<double>& want) {
+Error compare(const Spec& spec, Side side, int64_t channels, const std::vector<double>& got,
+              const std::vector<double>& want) {
   const int64_t length = side == Side::queries ? spec.length_q : spec.length_k;
   const int64_t heads = side == Side::queries ? spec.heads_q : spec.heads_kv;
   std::vector<int32_t> bounds = side == Side::queries ? spec.cu_q : spec.cu_k;
@@ -75,11 +76,14 @@ bool all_finite(const std::vector<double>& values) {
 }
 
 bool identical(const std::vector<double>& a, const std::vector<double>& b) {
-  const auto same = [](double x, double y) { return x == y ? std::signbit(x) == std::signbit(y) : std::isnan(x) && std::isnan(y); };
+  const auto same = [](double x, double y) {
+    return x == y ? std::signbit(x) == std::signbit(y) : std::isnan(x) && std::isnan(y);
+  };
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), same);
 }
 
-std::vector<double> row_of(const Spec& spec, Side side, int64_t channels, const std::vector<double>& tensor, int64_t b, int64_t i, int64_t h) {
+std::vector<double> row_of(const Spec& spec, Side side, int64_t channels, const std::vector<double>& tensor, int64_t b,
+                           int64_t i, int64_t h) {
   const int64_t length = side == Side::queries ? spec.length_q : spec.length_k;
   const int64_t heads = side == Side::queries ? spec.heads_q : spec.heads_kv;
   const auto first = tensor.begin() + ((b * length + i) * heads + h) * channels;

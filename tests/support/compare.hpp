@@ -18,9 +18,10 @@ struct Error {
 // Which rows belong together: the sequences of the queries or of the keys.
 enum class Side { queries, keys };
 
-// Of a (batch, length, heads, channels) tensor of the problem, or its packed form. Infinite where one is finite and the other not;
-// elements that are NaN in both count as equal.
-Error compare(const Spec& spec, Side side, int64_t channels, const std::vector<double>& got, const std::vector<double>& want);
+// Of a (batch, length, heads, channels) tensor of the problem, or its packed form. Infinite where one is finite and the
+// other not; elements that are NaN in both count as equal.
+Error compare(const Spec& spec, Side side, int64_t channels, const std::vector<double>& got,
+              const std::vector<double>& want);
 // As one vector: |got - want| / |want|.
 double relative_error(const std::vector<double>& got, const std::vector<double>& want);
 bool all_finite(const std::vector<double>& values);
@@ -28,6 +29,7 @@ bool all_finite(const std::vector<double>& values);
 bool identical(const std::vector<double>& a, const std::vector<double>& b);
 
 // One row of a (.., length, heads, channels) tensor.
-std::vector<double> row_of(const Spec& spec, Side side, int64_t channels, const std::vector<double>& tensor, int64_t b, int64_t i, int64_t h);
+std::vector<double> row_of(const Spec& spec, Side side, int64_t channels, const std::vector<double>& tensor, int64_t b,
+                           int64_t i, int64_t h);
 
 }  // namespace lla::test

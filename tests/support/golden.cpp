@@ -56,7 +56,9 @@ RidgeShape ridge_shape(const Arrays& arrays, bool packed) {
 }
 
 GoldenCase make_case(const std::string& name, Arrays& arrays) {
-  const auto values = [&](const char* array) { return arrays.count(array) ? arrays[array].values : std::vector<double>(); };
+  const auto values = [&](const char* array) {
+    return arrays.count(array) ? arrays[array].values : std::vector<double>();
+  };
   GoldenCase c;
   c.name = name;
   Spec& s = c.spec;
@@ -64,7 +66,9 @@ GoldenCase make_case(const std::string& name, Arrays& arrays) {
   const bool packed = arrays.count("cu_seqlens") > 0;
   for (double position : values("cu_seqlens")) s.cu_q.push_back(static_cast<int32_t>(position));
   s.cu_k = s.cu_q;
-  const auto size = [&](const char* array, size_t dimension) { return arrays[array].size[dimension - (packed ? 1 : 0)]; };
+  const auto size = [&](const char* array, size_t dimension) {
+    return arrays[array].size[dimension - (packed ? 1 : 0)];
+  };
   s.batch = packed ? 1 : size("q", 0);
   s.length_q = size("q", 1);
   s.length_k = size("k", 1);

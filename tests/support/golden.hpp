@@ -1,4 +1,5 @@
-// The golden cases: small fp64 problems with outputs by a direct solve and gradients by autograd, made outside this project's code.
+// The golden cases: small fp64 problems with outputs by a direct solve and gradients by autograd, made outside this
+// project's code.
 #pragma once
 
 #include <string>
@@ -16,7 +17,8 @@ struct GoldenCase {
   Backward gradients;
 };
 
-// Reads golden.bin from the folder LLA_TEST_DATA (default: the source tree's). Throws std::runtime_error when it cannot.
+// Reads golden.bin from the folder LLA_TEST_DATA (default: the source tree's). Throws std::runtime_error when it
+// cannot.
 std::vector<GoldenCase> golden_cases();
 std::string test_data_file(const std::string& name);
 

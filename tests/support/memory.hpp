@@ -1,5 +1,5 @@
-// Where test tensors live. The host's is built in; a test binary for a GPU registers that device's memory and then runs the
-// same tests on its implementations.
+// Where test tensors live. The host's is built in; a test binary for a GPU registers that device's memory and then runs
+// the same tests on its implementations.
 #pragma once
 
 #include <cstddef>

@@ -45,10 +45,11 @@ std::string Spec::text() const {
   static const char* const ridges[] = {"x given", "scalar", "head", "token", "dimension"};
   static const char* const solvers[] = {"auto", "cg", "direct"};
   static const char* const weights[] = {"auto", "recompute", "cached"};
-  std::string text = core::cat(core::name(dtype), " -> ", core::name(output()), ", B ", batch, " Lq ", length_q, " Lk ", length_k, " Hq ", heads_q,
-                               " Hkv ", heads_kv, " D ", dim, " Dv ", value_dim, ", ridge ", ridges[static_cast<int>(ridge)], ", ",
-                               options.causal ? "causal" : "full", " window (", options.window_left, ", ", options.window_right, "), scale ",
-                               options.scale, ", tol ", options.tolerance, ", max_iterations ", options.max_iterations, ", solver ",
+  std::string text = core::cat(core::name(dtype), " -> ", core::name(output()), ", B ", batch, " Lq ", length_q, " Lk ",
+                               length_k, " Hq ", heads_q, " Hkv ", heads_kv, " D ", dim, " Dv ", value_dim, ", ridge ",
+                               ridges[static_cast<int>(ridge)], ", ", options.causal ? "causal" : "full", " window (",
+                               options.window_left, ", ", options.window_right, "), scale ", options.scale, ", tol ",
+                               options.tolerance, ", max_iterations ", options.max_iterations, ", solver ",
                                solvers[options.solver], ", weights ", weights[options.weights], ", ", name(layout));
   if (packed()) text += core::cat(", cu_q ", list(cu_q), " cu_k ", list(cu_k));
   return text;
@@ -64,7 +65,8 @@ Spec self_attention(int64_t length, int64_t dim, int64_t heads, int64_t batch) {
 }
 
 Inputs make_inputs(const Spec& spec, data::Kind kind, double ridge, uint64_t seed) {
-  const data::Sizes sizes{spec.batch, spec.length_q, spec.length_k, spec.heads_q, spec.heads_kv, spec.dim, spec.value_dim};
+  const data::Sizes sizes{spec.batch,    spec.length_q, spec.length_k, spec.heads_q,
+                          spec.heads_kv, spec.dim,      spec.value_dim};
   data::Tensors made = data::make(kind, seed, sizes);
   Inputs inputs;
   inputs.q = rounded(std::move(made.q), spec.dtype);
@@ -75,7 +77,8 @@ Inputs make_inputs(const Spec& spec, data::Kind kind, double ridge, uint64_t see
   };
   if (spec.ridge == RidgeShape::none) {
     inputs.x.resize(count(spec.rows_size(spec.dim)));
-    for (size_t i = 0; i < inputs.x.size(); ++i) inputs.x[i] = rounded(0.3 * data::normal(seed, ~uint64_t{1}, i), spec.dtype);
+    for (size_t i = 0; i < inputs.x.size(); ++i)
+      inputs.x[i] = rounded(0.3 * data::normal(seed, ~uint64_t{1}, i), spec.dtype);
   } else {
     inputs.ridge.resize(count(spec.ridge_size()));
     for (size_t i = 0; i < inputs.ridge.size(); ++i) {
@@ -84,7 +87,8 @@ Inputs make_inputs(const Spec& spec, data::Kind kind, double ridge, uint64_t see
     if (spec.ridge == RidgeShape::scalar) inputs.ridge[0] = rounded(ridge, DType::f32);
   }
   inputs.grad_o.resize(count(spec.rows_size(spec.value_dim)));
-  for (size_t i = 0; i < inputs.grad_o.size(); ++i) inputs.grad_o[i] = rounded(data::normal(seed, ~uint64_t{3}, i), spec.dtype);
+  for (size_t i = 0; i < inputs.grad_o.size(); ++i)
+    inputs.grad_o[i] = rounded(data::normal(seed, ~uint64_t{3}, i), spec.dtype);
   return inputs;
 }
 

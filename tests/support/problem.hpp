@@ -48,8 +48,8 @@ struct Inputs {
   std::vector<double> q, k, v, ridge, x, grad_o;
 };
 
-// Data of a kind, a ridge around `ridge` (varied by up to half of it where its shape allows), and a gradient of o; all rounded
-// to the types of the spec.
+// Data of a kind, a ridge around `ridge` (varied by up to half of it where its shape allows), and a gradient of o; all
+// rounded to the types of the spec.
 Inputs make_inputs(const Spec& spec, data::Kind kind, double ridge, uint64_t seed);
 
 }  // namespace lla::test

@@ -153,23 +153,25 @@ Backward run_backward(const Spec& spec, const Inputs& inputs, const std::string&
   return failed;
 }
 
-Backward run_backward(const Spec& spec, const Inputs& inputs, const std::vector<double>& saved_values, const std::string& implementation) {
+Backward run_backward(const Spec& spec, const Inputs& inputs, const std::vector<double>& saved_values,
+                      const std::string& implementation, WantGradients want) {
   SCOPED_TRACE(implementation + " backward: " + spec.text());
   const Operands operands(spec, inputs, memory_of(implementation));
   Memory& memory = operands.memory;
   BackwardArgs args;
   operands.attach(args, spec, implementation);
-  const TestTensor saved(memory, "saved", spec.ridge_dtype(), {static_cast<int64_t>(saved_values.size())}, Layout::dense, saved_values);
+  const TestTensor saved(memory, "saved", spec.ridge_dtype(), {static_cast<int64_t>(saved_values.size())},
+                         Layout::dense, saved_values);
   const TestTensor grad_o(memory, "grad_o", spec.dtype, spec.rows_size(spec.value_dim), spec.layout, inputs.grad_o);
-  const TestTensor dq(memory, "dq", spec.output(), spec.rows_size(spec.dim), spec.layout);
-  const TestTensor dk(memory, "dk", spec.output(), spec.keys_size(spec.dim), spec.layout);
-  const TestTensor dv(memory, "dv", spec.output(), spec.keys_size(spec.value_dim), spec.layout);
-  TestTensor dridge, dx;
-  if (spec.ridge == RidgeShape::none) {
-    dx = TestTensor(memory, "dx", spec.output(), spec.rows_size(spec.dim), spec.layout);
-  } else {
-    dridge = TestTensor(memory, "dridge", spec.ridge_dtype(), spec.ridge_size(), spec.layout);
-  }
+  const auto output = [&](bool wanted, const char* name, DType dtype, const std::vector<int64_t>& size) {
+    return wanted ? TestTensor(memory, name, dtype, size, spec.layout) : TestTensor();
+  };
+  const bool given_x = spec.ridge == RidgeShape::none;
+  const TestTensor dq = output(want.q, "dq", spec.output(), spec.rows_size(spec.dim));
+  const TestTensor dk = output(want.k, "dk", spec.output(), spec.keys_size(spec.dim));
+  const TestTensor dv = output(want.v, "dv", spec.output(), spec.keys_size(spec.value_dim));
+  const TestTensor dridge = output(want.ridge_or_x && !given_x, "dridge", spec.ridge_dtype(), spec.ridge_size());
+  const TestTensor dx = output(want.ridge_or_x && given_x, "dx", spec.output(), spec.rows_size(spec.dim));
   args.saved = saved.view();
   args.grad_o = grad_o.view();
   args.dq = dq.view();
@@ -177,18 +179,19 @@ Backward run_backward(const Spec& spec, const Inputs& inputs, const std::vector<
   args.dv = dv.view();
   args.dridge = dridge.view();
   args.dx = dx.view();
-  const InfoTensors info(spec, memory, args);
+  std::unique_ptr<InfoTensors> info;
+  if (want.info) info = std::make_unique<InfoTensors>(spec, memory, args);
   Backward result;
   result.status = run_guarded(args, memory, lla_backward_workspace, lla_backward);
   if (result.status != LLA_OK) result.message = lla_last_error();
   operands.expect_intact();
-  for (const TestTensor* t : std::initializer_list<const TestTensor*>{&saved, &grad_o, &dq, &dk, &dv, &dridge, &dx}) t->expect_intact();
+  for (const TestTensor* t : {&saved, &grad_o, &dq, &dk, &dv, &dridge, &dx}) t->expect_intact();
   result.dq = dq.values();
   result.dk = dk.values();
   result.dv = dv.values();
   result.dridge = dridge.values();
   result.dx = dx.values();
-  result.info = info.read();
+  if (info) result.info = info->read();
   return result;
 }
 

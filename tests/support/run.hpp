@@ -1,5 +1,5 @@
-// Runs a problem through the public C interface on one implementation: outputs and workspace poisoned with NaN, guard zones
-// around everything, and a test failure where something else was written or an input changed.
+// Runs a problem through the public C interface on one implementation: outputs and workspace poisoned with NaN, guard
+// zones around everything, and a test failure where something else was written or an input changed.
 #pragma once
 
 #include <string>
@@ -34,10 +34,20 @@ struct Want {
   bool info = true;
 };
 
+// Which gradients are asked for; of ridge and x the one the problem has.
+struct WantGradients {
+  bool q = true;
+  bool k = true;
+  bool v = true;
+  bool ridge_or_x = true;
+  bool info = true;
+};
+
 Forward run_forward(const Spec& spec, const Inputs& inputs, const std::string& implementation, Want want = {});
 // Takes the saved vector of a forward call, by default of one it runs itself on the same implementation.
 Backward run_backward(const Spec& spec, const Inputs& inputs, const std::string& implementation);
-Backward run_backward(const Spec& spec, const Inputs& inputs, const std::vector<double>& saved, const std::string& implementation);
+Backward run_backward(const Spec& spec, const Inputs& inputs, const std::vector<double>& saved,
+                      const std::string& implementation, WantGradients want = {});
 
 // The oracle: the reference's direct solve on the same values, in and out in fp64.
 Forward oracle_forward(const Spec& spec, const Inputs& inputs);

@@ -83,7 +83,8 @@ TestTensor::TestTensor(Memory& memory, std::string name, DType dtype, std::vecto
                        const std::vector<double>& values)
     : TestTensor(memory, std::move(name), dtype, size, layout) {
   const std::vector<int64_t> at = offsets();
-  if (at.size() != values.size()) ADD_FAILURE() << name_ << ": " << values.size() << " values for " << at.size() << " elements";
+  if (at.size() != values.size())
+    ADD_FAILURE() << name_ << ": " << values.size() << " values for " << at.size() << " elements";
   uploaded_ = buffer_->read();
   for (size_t i = 0; i < at.size(); ++i) store_element(uploaded_.data(), dtype, at[i], values[i]);
   buffer_->write(uploaded_);
@@ -127,7 +128,8 @@ void TestTensor::expect_intact() const {
 void TestTensor::expect_untouched() const {
   if (!buffer_) return;
   const std::vector<uint8_t> now = buffer_->read();
-  EXPECT_TRUE(std::all_of(now.begin(), now.end(), [](uint8_t b) { return b == kPoison; })) << name_ << ": was written to";
+  EXPECT_TRUE(std::all_of(now.begin(), now.end(), [](uint8_t b) { return b == kPoison; }))
+      << name_ << ": was written to";
   EXPECT_TRUE(buffer_->guards_intact()) << name_ << ": written outside its memory";
 }
 

@@ -1,4 +1,5 @@
-// A tensor of a test: poisoned memory with guard zones, any layout, and a check that nothing outside its elements was written.
+// A tensor of a test: poisoned memory with guard zones, any layout, and a check that nothing outside its elements was
+// written.
 #pragma once
 
 #include <string>
@@ -31,7 +32,8 @@ class TestTensor {
   // An output: poisoned.
   TestTensor(Memory& memory, std::string name, DType dtype, std::vector<int64_t> size, Layout layout = Layout::dense);
   // An input holding `values` in row-major order.
-  TestTensor(Memory& memory, std::string name, DType dtype, std::vector<int64_t> size, Layout layout, const std::vector<double>& values);
+  TestTensor(Memory& memory, std::string name, DType dtype, std::vector<int64_t> size, Layout layout,
+             const std::vector<double>& values);
 
   const lla_tensor& view() const { return view_; }
   std::vector<double> values() const;  // row-major

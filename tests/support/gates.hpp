@@ -1,0 +1,77 @@
+// What accuracy is asked of a result, in one place. docs/testing.md says where the numbers come from.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "support/compare.hpp"
+#include "support/run.hpp"
+
+namespace lla::test {
+
+// Stop rule of conjugate gradients tight enough for the gates of a type.
+inline double tight_tolerance(DType dtype) { return dtype == DType::f64 ? 1e-13 : 1e-6; }
+
+struct Gates {
+  double output = 0;
+  double gradient = 0;
+};
+
+// Against the fp64 oracle on inputs exact in the type, ridge at least `ridge` with keys of unit variance, and the tight
+// tolerance.
+inline Gates accuracy_gates(DType dtype, double ridge) {
+  switch (dtype) {
+    case DType::f64: return {1e-10, 1e-10};
+    case DType::f32: return ridge >= 1 ? Gates{2e-5, 1e-4} : ridge >= 0.1 ? Gates{2e-4, 1e-3} : Gates{1e-3, 1e-2};
+    default: return ridge >= 0.1 ? Gates{4e-3, 8e-3} : Gates{4e-3, 1.6e-2};  // the rounding of 16-bit outputs dominates
+  }
+}
+
+// Between two runs of the same implementation that may only differ in the order of additions.
+inline double rounding_gate(DType dtype) { return dtype == DType::f64 ? 1e-10 : dtype == DType::f32 ? 2e-5 : 8e-3; }
+
+inline void expect_output(const Spec& spec, const std::vector<double>& got, const std::vector<double>& want,
+                          double gate) {
+  const Error error = compare(spec, Side::queries, spec.value_dim, got, want);
+  EXPECT_LE(error.norm, gate) << "o, " << spec.text();
+}
+
+inline void expect_gradients(const Spec& spec, const Backward& got, const Backward& want, double gate) {
+  EXPECT_LE(compare(spec, Side::queries, spec.dim, got.dq, want.dq).norm, gate) << "dq, " << spec.text();
+  EXPECT_LE(compare(spec, Side::keys, spec.dim, got.dk, want.dk).norm, gate) << "dk, " << spec.text();
+  EXPECT_LE(compare(spec, Side::keys, spec.value_dim, got.dv, want.dv).norm, gate) << "dv, " << spec.text();
+  EXPECT_LE(relative_error(got.dridge, want.dridge), gate) << "dridge, " << spec.text();
+  EXPECT_LE(relative_error(got.dx, want.dx), gate) << "dx, " << spec.text();
+}
+
+// Names of parametrised tests may hold letters, digits and underscores only.
+inline std::string test_name(std::string name) {
+  for (char& c : name) {
+    if (!std::isalnum(static_cast<unsigned char>(c))) c = '_';
+  }
+  return name;
+}
+
+// Tests that run on each implementation of this binary by name.
+class EachImplementation : public testing::TestWithParam<std::string> {
+ protected:
+  // Runs and requires success.
+  Forward forward(const Spec& spec, const Inputs& inputs) const {
+    Forward result = run_forward(spec, inputs, GetParam());
+    EXPECT_EQ(result.status, LLA_OK) << result.message << ", " << spec.text();
+    return result;
+  }
+  Backward backward(const Spec& spec, const Inputs& inputs) const {
+    Backward result = run_backward(spec, inputs, GetParam());
+    EXPECT_EQ(result.status, LLA_OK) << result.message << ", " << spec.text();
+    return result;
+  }
+  bool takes(const Spec& spec) const { return test::takes(GetParam(), spec); }
+};
+
+#define LLA_EACH_IMPLEMENTATION(suite)                                                              \
+  INSTANTIATE_TEST_SUITE_P(Implementations, suite, testing::ValuesIn(implementations_under_test()), \
+                           [](const auto& info) { return test_name(info.param); })
+
+}  // namespace lla::test
