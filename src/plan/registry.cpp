@@ -15,9 +15,7 @@ const std::vector<const Implementation*>& implementations() {
 #if LLA_HAVE_PORTABLE
       &cuda::portable::implementation,
 #endif
-#if LLA_HAVE_CPU
       &cpu::implementation,
-#endif
       &reference::implementation,
   };
   return list;
