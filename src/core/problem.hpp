@@ -57,7 +57,7 @@ struct Problem {
   bool dense_rows = true;    // every row of q, k, v, o is contiguous and 16-byte aligned, with 16-byte strides
 
   constexpr bool given_x() const { return ridge == RidgeShape::none; }
-  constexpr int64_t group() const { return heads_q / heads_kv; }
+  constexpr int64_t group() const { return heads_kv > 0 ? heads_q / heads_kv : 1; }  // without heads: any
   constexpr int64_t rows() const { return total_q * heads_q; }  // rows of the saved and info outputs
 };
 

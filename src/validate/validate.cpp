@@ -235,8 +235,8 @@ Status read_inputs(const Args& a, Pointers pointers, Call& call) {
   if (p.value_dim < 1) return invalid(cat("v: head dimension is ", p.value_dim, ", must be at least 1"));
   LLA_RETURN_IF_ERROR(check_keys(k, p, p.dim, "D"));
   LLA_RETURN_IF_ERROR(check_keys(v, p, p.value_dim, "Dv"));
-  if (p.heads_kv == 0 ? p.heads_q != 0 : p.heads_q % p.heads_kv != 0) {
-    return invalid(cat("k: has ", p.heads_kv, " heads, but q has ", p.heads_q, ", which must be a multiple"));
+  if ((p.heads_kv == 0) != (p.heads_q == 0) || (p.heads_kv > 0 && p.heads_q % p.heads_kv != 0)) {
+    return invalid(cat("k: has ", p.heads_kv, " heads, but q has ", p.heads_q, ", which must be a multiple (and 0 only of 0)"));
   }
   LLA_RETURN_IF_ERROR(read_options(a.options, p));
 

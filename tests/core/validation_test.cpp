@@ -171,6 +171,7 @@ const std::vector<SharedCase>& shared_cases() {
       {"v_heads", false, [](Edit e) { e.v.size[2] = 1; }, {"v", "(2, 7, 1, 6)", "(2, 7, 2, 6)"}},
       {"heads_not_multiple", false, [](Edit e) { e.k.size[2] = e.v.size[2] = 3; }, {"k", "3 heads", "4"}},
       {"no_key_heads", false, [](Edit e) { e.k.size[2] = e.v.size[2] = 0; }, {"k", "0 heads", "4"}},
+      {"no_query_heads", false, [](Edit e) { e.q.size[2] = 0; }, {"k", "2 heads", "q has 0"}},
       {"dim_zero", false, [](Edit e) { e.q.size[3] = e.k.size[3] = 0; }, {"q", "0", "at least 1"}},
       {"value_dim_zero", false, [](Edit e) { e.v.size[3] = 0; }, {"v", "0", "at least 1"}},
       {"negative_size", false, [](Edit e) { e.q.size[1] = -5; }, {"q", "-5"}},
