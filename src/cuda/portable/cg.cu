@@ -1,0 +1,201 @@
+// Conjugate gradients, matrix-free: A u = (U K - sum(U) mean_k) / omega + ridge u with U = w (u.k - u.mean_k). A row stops at
+// its tolerance, a block when all its rows have. Vectors of a row live in the row arrays: they are touched once an iteration,
+// the keys in between.
+#include "cuda/portable/launch.cuh"
+#include "cuda/portable/rows.cuh"
+
+namespace lla::cuda::portable {
+namespace {
+
+// What a row's solve needs from one iteration to the next.
+template <class T>
+struct Solve {
+  bool active = false;
+  int iterations = 0;
+  T squared = 0;   // of the residual
+  T norm = 0;      // of the right-hand side
+  T steepest = 0;  // largest curvature per squared length so far
+  T omega = 1, max = 0;
+  int64_t ridge_offset = 0;
+  int32_t status = LLA_ROW_OK;
+
+  __device__ T residual() const { return norm > T(0) ? sqrt(squared) / norm : T(0); }
+};
+
+template <class T, int kDim>
+__global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const __grid_constant__ Arguments<T> a) {
+  using C = Config<T, kDim>;
+  extern __shared__ __align__(16) unsigned char shared[];
+  const Tile<T, kDim> own_q{reinterpret_cast<T*>(shared)};
+  const Tile<T, kDim> direction{reinterpret_cast<T*>(shared + C::kOwnBytes)};
+  const Tile<T, kDim> keys{reinterpret_cast<T*>(shared + 2 * C::kOwnBytes)};
+  const Weights<C, T> weights{reinterpret_cast<T*>(shared + 2 * C::kOwnBytes + C::kOtherBytes)};
+
+  const core::Problem& p = a.problem;
+  const QueryBlock block = query_block(a, blockIdx.x, C::kOwn);
+  if (block.count <= 0) return;
+  const int columns = pieces<T>(p.dim);
+  const T log2_factor = log2_scale<T>(p);
+  const T tolerance = static_cast<T>(p.tolerance);
+  // Below this share of the largest curvature a step is rounding noise blown up.
+  const T noise = 4 * std::numeric_limits<T>::epsilon();
+  const Source k = key_rows<T>(a.k, block.sequence, block.head / p.group(), p.dim);
+  load_tile<C::kOwn, C>(own_q, query_rows<T>(a.q, block, p.dim), 0, block.count, nullptr, Always{});
+
+  const auto direction_at = [&](int r, int c) -> Vec<T>& { return direction.vec(group() + C::kGroups * r, lane() + kLanes * c); };
+  Query query[C::kRows];
+  Solve<T> solve[C::kRows];
+#pragma unroll
+  for (int r = 0; r < C::kRows; ++r) {
+    query[r] = owned_query<C>(p, block, r);
+    Solve<T>& s = solve[r];
+    const Query& q = query[r];
+    s.active = q.exists && a.rows.kind[q.row] == kRegular && !solved_directly(a, q);
+    if (s.active) {
+      s.omega = a.rows.omega[q.row];
+      s.max = a.rows.max[q.row];
+      s.ridge_offset = row_offset(a.ridge, block.sequence, block.head, q.index);
+    }
+#pragma unroll
+    for (int c = 0; c < C::kColumns; ++c) {
+      if (lane() + kLanes * c < columns) direction_at(r, c) = Vec<T>{};
+    }
+    if (s.active) {
+      for_columns<C>(p.dim, [&](int c, int e, int column) {
+        T& rest = a.rows.rest[q.row * p.dim + column];
+        if (removes(ridge_at(a, s.ridge_offset, column))) rest = 0;
+        const T value = rest;
+        direction_at(r, c).at[e] = value;
+        a.solution[q.row * p.dim + column] = 0;
+        s.squared += value * value;
+      });
+    }
+    s.squared = row_sum(s.squared);
+    s.norm = sqrt(s.squared);
+  }
+
+  while (true) {
+    bool working = false;
+#pragma unroll
+    for (int r = 0; r < C::kRows; ++r) {
+      Solve<T>& s = solve[r];
+      if (!s.active) continue;
+      const bool done = s.residual() <= tolerance;
+      const bool spent = s.iterations == p.max_iterations;
+      const bool hopeless = !isfinite(s.squared);  // the right-hand side itself overflowed
+      if (!done && (spent || hopeless)) s.status = hopeless ? LLA_ROW_BREAKDOWN : LLA_ROW_MAX_ITERATIONS;
+      if (done || spent || hopeless || s.status != LLA_ROW_OK) {
+        s.active = false;
+        if (lane() == 0) {
+          const int64_t row = query[r].row;
+          if (s.status != LLA_ROW_OK) a.rows.kind[row] = kUnfinished;
+          if (a.info.iterations) a.info.iterations[row] = s.iterations;
+          if (a.info.residual) a.info.residual[row] = static_cast<float>(s.residual());
+          if (a.info.status) a.info.status[row] = s.status;
+        }
+      }
+      working |= s.active;
+    }
+    if (!__syncthreads_or(working)) return;
+    const bool warp_works = __any_sync(~0u, working);
+
+    T mean[C::kRows], sum[C::kRows];
+#pragma unroll
+    for (int r = 0; r < C::kRows; ++r) {
+      mean[r] = sum[r] = 0;
+      if (solve[r].active) {
+        for_columns<C>(p.dim, [&](int c, int e, int column) {
+          mean[r] += direction_at(r, c).at[e] * a.rows.mean_k[query[r].row * p.dim + column];
+        });
+      }
+      mean[r] = row_sum(mean[r]);
+    }
+    Accumulator<C, T> acc;
+    acc.zero();
+    for (int64_t first = block.key_begin; first < block.key_end; first += C::kOther) {
+      __syncthreads();
+      load_tile<C::kOther, C>(keys, k, first, block.key_end - first, nullptr, Always{});
+      __syncthreads();
+      if (!warp_works) continue;
+      T s[2][C::kRows][C::kRows], u[C::kRows][C::kRows];
+      product<C, 2>({own_q, direction}, keys, columns, s);
+#pragma unroll
+      for (int r = 0; r < C::kRows; ++r) {
+#pragma unroll
+        for (int c = 0; c < C::kRows; ++c) {
+          const bool visible = query[r].sees(first + lane() + kLanes * c);
+          const T w = visible ? power_of_two(s[0][r][c] * log2_factor - solve[r].max) : T(0);
+          u[r][c] = w * (s[1][r][c] - mean[r]);
+          sum[r] += u[r][c];
+        }
+      }
+      weights.put(u);
+      accumulate(acc, weights, keys, columns);
+    }
+
+#pragma unroll
+    for (int r = 0; r < C::kRows; ++r) {
+      Solve<T>& s = solve[r];
+      const Query& q = query[r];
+      const T total = row_sum(sum[r]);
+      T curvature = 0, length = 0, next = 0;
+      if (s.active) {
+        for_columns<C>(p.dim, [&](int c, int e, int column) {
+          const T ridge = ridge_at(a, s.ridge_offset, column);
+          const T u = direction_at(r, c).at[e];
+          T& applied = acc.at[r][c].at[e];  // becomes A u
+          applied = (applied - total * a.rows.mean_k[q.row * p.dim + column]) / s.omega + ridge * u;
+          if (removes(ridge)) applied = 0;
+          curvature += u * applied;
+          length += u * u;
+        });
+      }
+      curvature = row_sum(curvature);
+      length = row_sum(length);
+      s.steepest = fmax(s.steepest, curvature / length);
+      const bool flat = !(curvature > noise * s.steepest * length);
+      const T step = s.squared / curvature;
+      if (s.active && !flat) {
+        for_columns<C>(p.dim, [&](int c, int e, int column) {
+          const T rest = a.rows.rest[q.row * p.dim + column] - step * acc.at[r][c].at[e];
+          acc.at[r][c].at[e] = rest;
+          next += rest * rest;
+        });
+      }
+      next = row_sum(next);
+      if (!s.active) continue;
+      if (flat || !isfinite(next)) {  // the last x stands
+        s.status = LLA_ROW_BREAKDOWN;
+        continue;
+      }
+      for_columns<C>(p.dim, [&](int c, int e, int column) {
+        T& u = direction_at(r, c).at[e];
+        a.solution[q.row * p.dim + column] += step * u;
+        const T rest = acc.at[r][c].at[e];
+        a.rows.rest[q.row * p.dim + column] = rest;
+        u = rest + next / s.squared * u;
+      });
+      s.squared = next;
+      ++s.iterations;
+    }
+    __syncwarp();  // the new directions are read by the other threads of their rows
+  }
+}
+
+}  // namespace
+
+template <class T>
+Status launch_cg(const Arguments<T>& a, cudaStream_t stream) {
+  const core::Problem& p = a.problem;
+  return with_bucket(dim_bucket(p.dim, p.value_dim), [&](auto bucket) {
+    using C = Config<T, bucket.value>;
+    static_assert(C::shared_bytes(2, 1) <= kSharedMemoryLimit);
+    return launch_blocks<T>(cg_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch), C::kThreads,
+                            C::shared_bytes(2, 1), a, stream, "launching the conjugate-gradient kernel");
+  });
+}
+
+template Status launch_cg<float>(const Arguments<float>&, cudaStream_t);
+template Status launch_cg<double>(const Arguments<double>&, cudaStream_t);
+
+}  // namespace lla::cuda::portable

@@ -1,0 +1,45 @@
+// Gradient of a ridge shared by many rows: their sum, in one fixed order.
+#include "cuda/portable/launch.cuh"
+#include "cuda/portable/rows.cuh"
+
+namespace lla::cuda::portable {
+namespace {
+
+constexpr int kThreads = 1024;
+
+// One block per head, or one for everything. Rows of a head: `segments` runs of `length` rows, `stride` apart.
+template <class T>
+__global__ void __launch_bounds__(kThreads) dridge_kernel(const __grid_constant__ Arguments<T> a) {
+  __shared__ double sums[kThreads];
+  const core::Problem& p = a.problem;
+  const bool per_head = p.ridge == core::RidgeShape::head;
+  const int64_t head = per_head ? blockIdx.x : 0;
+  const int64_t length = p.packed ? p.total_q : p.seqlen_q;
+  const int64_t segments = per_head ? (p.packed ? 1 : p.batch) : p.rows() / (length > 0 ? length : 1);
+  const int64_t stride = per_head ? p.heads_q * length : length;
+  double sum = 0;
+  for (int64_t i = threadIdx.x; i < segments * length; i += kThreads) {
+    sum += static_cast<double>(a.rows.dridge[i / length * stride + head * length + i % length]);
+  }
+  sums[threadIdx.x] = sum;
+  for (int half = kThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (static_cast<int>(threadIdx.x) < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+  }
+  if (threadIdx.x == 0) store_as(a.dridge.data, a.dridge.dtype, head * a.dridge.stride[2], sums[0]);
+}
+
+}  // namespace
+
+template <class T>
+Status launch_dridge(const Arguments<T>& a, cudaStream_t stream) {
+  const core::Problem& p = a.problem;
+  if (p.ridge != core::RidgeShape::head && p.ridge != core::RidgeShape::scalar) return {};
+  return launch_blocks<T>(dridge_kernel<T>, p.ridge == core::RidgeShape::head ? p.heads_q : 1, kThreads, 0, a, stream,
+                          "launching the ridge gradient's sum");
+}
+
+template Status launch_dridge<float>(const Arguments<float>&, cudaStream_t);
+template Status launch_dridge<double>(const Arguments<double>&, cudaStream_t);
+
+}  // namespace lla::cuda::portable

@@ -1,0 +1,138 @@
+// A block's rows: which queries they are, what they see, and sums along them.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <numbers>
+
+#include "cuda/portable/arguments.hpp"
+#include "cuda/portable/tile.cuh"
+
+namespace lla::cuda::portable {
+
+// Sum, maximum over the sixteen threads of a row; every one gets the result.
+template <class T>
+__device__ __forceinline__ T row_sum(T v) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) v += __shfl_xor_sync(~0u, v, offset);
+  return v;
+}
+template <class T>
+__device__ __forceinline__ T row_max(T v) {
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) v = fmax(v, __shfl_xor_sync(~0u, v, offset));
+  return v;
+}
+__device__ __forceinline__ bool row_any(bool v) {
+  const unsigned all = __ballot_sync(~0u, v);
+  return (threadIdx.x % 32 < kLanes ? all & 0xffffu : all >> kLanes) != 0;
+}
+
+__device__ __forceinline__ float power_of_two(float x) { return exp2f(x); }
+__device__ __forceinline__ double power_of_two(double x) { return exp2(x); }
+
+template <class T>
+__device__ __forceinline__ T nan_value() {
+  return std::numeric_limits<T>::quiet_NaN();
+}
+
+// Factor from q.k to logits in log2 units.
+template <class T>
+__device__ __forceinline__ T log2_scale(const core::Problem& p) {
+  return static_cast<T>(p.scale * std::numbers::log2e);
+}
+
+// One tile of queries of one head of one sequence.
+struct QueryBlock {
+  core::Sequence sequence;
+  int64_t head;
+  int64_t first;      // query index within the sequence
+  int64_t count;      // queries; may be below the tile's size, not positive when the sequence is shorter
+  int64_t row;        // index of the first query in the row arrays
+  int64_t key_begin;  // keys any of them sees lie in [key_begin, key_end)
+  int64_t key_end;
+};
+
+// Blocks are numbered with the last queries first: under a causal mask they take longest.
+template <class T>
+__device__ QueryBlock query_block(const Arguments<T>& a, int64_t block, int own) {
+  const core::Problem& p = a.problem;
+  const int64_t heads = p.heads_q * p.batch;
+  const int64_t tiles = (p.seqlen_q + own - 1) / own;
+  QueryBlock result;
+  result.head = block % heads % p.heads_q;
+  result.sequence = core::sequence(p, a.cu_seqlens_q, a.cu_seqlens_k, block % heads / p.heads_q);
+  const core::Sequence& s = result.sequence;
+  result.first = (tiles - 1 - block / heads) * own;
+  result.count = s.length_q - result.first < own ? s.length_q - result.first : own;
+  result.row = core::row_index(p, s, result.head, result.first);
+  const int64_t last = result.first + result.count - 1;
+  result.key_begin = p.mask.begin(result.first, s.length_q, s.length_k);
+  result.key_end = p.mask.end(last, s.length_q, s.length_k);
+  return result;
+}
+
+// One owned query.
+struct Query {
+  bool exists;
+  int64_t index;  // within the sequence
+  int64_t row;
+  int64_t begin, end;  // keys it sees
+
+  __device__ bool sees(int64_t key) const { return key >= begin && key < end; }
+  __device__ int64_t keys() const { return end > begin ? end - begin : 0; }
+};
+
+template <class C>
+__device__ Query owned_query(const core::Problem& p, const QueryBlock& block, int r) {
+  const int own = group() + C::kGroups * r;
+  Query q;
+  q.exists = own < block.count;
+  q.index = block.first + own;
+  q.row = block.row + own;
+  q.begin = q.exists ? p.mask.begin(q.index, block.sequence.length_q, block.sequence.length_k) : 0;
+  q.end = q.exists ? p.mask.end(q.index, block.sequence.length_q, block.sequence.length_k) : 0;
+  return q;
+}
+
+// Sources of this block's rows and of its keys.
+template <class T>
+__device__ Source query_rows(const core::Operand& t, const QueryBlock& b, int64_t columns) {
+  return tensor_rows<T>(t, b.sequence.batch, b.sequence.start_q + b.first, b.head, columns);
+}
+template <class T>
+__device__ Source key_rows(const core::Operand& t, const core::Sequence& s, int64_t head_kv, int64_t columns) {
+  return tensor_rows<T>(t, s.batch, s.start_k, head_kv, columns);
+}
+
+// Offset of a row of a (batch, position, head, channel) tensor.
+__device__ __forceinline__ int64_t row_offset(const core::Operand& t, const core::Sequence& s, int64_t head, int64_t index) {
+  return s.batch * t.stride[0] + (s.start_q + index) * t.stride[1] + head * t.stride[2];
+}
+
+// A ridge so large that the dimension is as good as removed; infinity is the documented way to ask for that. The bound keeps
+// squares of what conjugate gradients computes with finite ridges in range.
+template <class T>
+__device__ __forceinline__ bool removes(T ridge) {
+  return ridge >= (sizeof(T) == 8 ? T(1e150) : T(1e30));
+}
+
+template <class T>
+__device__ __forceinline__ T ridge_at(const Arguments<T>& a, int64_t offset, int column) {
+  return load_as<T>(a.ridge.data, a.ridge.dtype, offset + column * a.ridge.stride[3]);
+}
+
+// Rows whose x comes from a solve.
+__device__ __forceinline__ bool is_regular(int32_t kind) { return kind == kRegular || kind == kUnfinished; }
+
+template <class T>
+__device__ __forceinline__ bool solved_directly(const Arguments<T>& a, const Query& q) {
+  return q.keys() <= a.direct_keys;
+}
+
+// Number of blocks of a kernel over tiles of `own` rows.
+inline int64_t tile_blocks(int64_t length, int64_t own, int64_t heads, int64_t batch) {
+  return (length + own - 1) / own * heads * batch;
+}
+
+}  // namespace lla::cuda::portable

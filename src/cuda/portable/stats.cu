@@ -1,0 +1,177 @@
+// First pass of forward and backward: what each row sees, its integer maximum, omega and the mean key and value.
+#include "cuda/portable/launch.cuh"
+#include "cuda/portable/rows.cuh"
+
+namespace lla::cuda::portable {
+namespace {
+
+// An illegal ridge, or a given x that is not finite.
+template <class C, class T>
+__device__ bool bad_parameters(const Arguments<T>& a, const QueryBlock& block, const Query& q) {
+  const core::Problem& p = a.problem;
+  bool bad = false;
+  if (!q.exists) return false;
+  const core::Operand& t = p.given_x() ? a.x : a.ridge;
+  const int64_t offset = row_offset(t, block.sequence, block.head, q.index);
+  for_columns<C>(p.dim, [&](int, int, int column) {
+    const T value = load_as<T>(t.data, t.dtype, offset + column * t.stride[3]);
+    bad |= p.given_x() ? !isfinite(value) : !(value >= T(0));
+  });
+  return bad;
+}
+
+template <class C, class T>
+struct RowResult {
+  int32_t kind;
+  T max, omega;
+  const Accumulator<C, T>* sum_k;
+  const Accumulator<C, T>* sum_v;
+};
+
+template <class C, class T>
+__device__ void write_row(const Arguments<T>& a, const QueryBlock& block, const Query& q, int r, const RowResult<C, T>& result) {
+  const core::Problem& p = a.problem;
+  const int64_t head_kv = block.head / p.group();
+  // One key: the mean is that key to the last bit, which a quotient of rounded sums is not.
+  const auto mean = [&](const core::Operand& t, T sum, int column) {
+    if (result.kind == kEmpty) return T(0);
+    if (result.kind == kBad) return nan_value<T>();
+    if (result.kind == kRegular) return sum / result.omega;
+    const core::Sequence& s = block.sequence;
+    return load_as<T>(t.data, t.dtype, s.batch * t.stride[0] + (s.start_k + q.begin) * t.stride[1] + head_kv * t.stride[2] +
+                                           column * t.stride[3]);
+  };
+  for_columns<C>(p.value_dim, [&](int c, int e, int column) {
+    a.rows.mean_v[q.row * p.value_dim + column] = mean(a.v, result.sum_v->at[r][c].at[e], column);
+  });
+  for_columns<C>(p.dim, [&](int c, int e, int column) {
+    const int64_t at = q.row * p.dim + column;
+    const T mean_k = mean(a.k, result.sum_k->at[r][c].at[e], column);
+    a.rows.mean_k[at] = mean_k;
+    if (a.problem.operation == core::Operation::backward) return;
+    const bool regular = result.kind == kRegular;
+    if (p.given_x()) {
+      const int64_t offset = row_offset(a.x, block.sequence, block.head, q.index);
+      const T given = load_as<T>(a.x.data, a.x.dtype, offset + column * a.x.stride[3]);
+      a.rows.x[at] = regular ? given : result.kind == kBad ? nan_value<T>() : T(0);
+    } else {
+      const int64_t offset = row_offset(a.q, block.sequence, block.head, q.index);
+      const T query = load_as<T>(a.q.data, a.q.dtype, offset + column * a.q.stride[3]);
+      a.rows.rest[at] = regular ? query - mean_k : T(0);
+      a.rows.x[at] = result.kind == kBad ? nan_value<T>() : T(0);
+    }
+  });
+  if (lane() != 0) return;
+  a.rows.max[q.row] = result.kind == kRegular || result.kind == kSingle ? result.max : T(0);
+  a.rows.omega[q.row] = result.kind == kEmpty ? T(0) : result.kind == kBad ? nan_value<T>() : result.omega;
+  a.rows.kind[q.row] = result.kind;
+  if (a.info.iterations) a.info.iterations[q.row] = -1;
+  if (a.info.residual) a.info.residual[q.row] = -1.0f;
+  if (a.info.status) a.info.status[q.row] = result.kind == kBad ? LLA_ROW_NAN : LLA_ROW_OK;
+}
+
+template <class T, int kDim>
+__global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) stats_kernel(const __grid_constant__ Arguments<T> a) {
+  using C = Config<T, kDim>;
+  extern __shared__ __align__(16) unsigned char shared[];
+  const Tile<T, kDim> own_q{reinterpret_cast<T*>(shared)};
+  const Tile<T, kDim> keys{reinterpret_cast<T*>(shared + C::kOwnBytes)};
+  const Tile<T, kDim> values{reinterpret_cast<T*>(shared + C::kOwnBytes + C::kOtherBytes)};
+  const Weights<C, T> weights{reinterpret_cast<T*>(shared + C::kOwnBytes + 2 * C::kOtherBytes)};
+  int32_t* bad_query = reinterpret_cast<int32_t*>(reinterpret_cast<unsigned char*>(weights.data) + C::kWeightBytes);
+  int32_t* bad_key = bad_query + C::kOwn;
+
+  const core::Problem& p = a.problem;
+  const QueryBlock block = query_block(a, blockIdx.x, C::kOwn);
+  if (block.count <= 0) return;
+  const Source k = key_rows<T>(a.k, block.sequence, block.head / p.group(), p.dim);
+  const Source v = key_rows<T>(a.v, block.sequence, block.head / p.group(), p.value_dim);
+  const T log2_factor = log2_scale<T>(p);
+
+  for (int i = threadIdx.x; i < C::kOwn + C::kOther; i += C::kThreads) bad_query[i] = 0;
+  __syncthreads();
+  load_tile<C::kOwn, C>(own_q, query_rows<T>(a.q, block, p.dim), 0, block.count, bad_query, Always{});
+
+  Query query[C::kRows];
+  T max[C::kRows], omega[C::kRows];
+  bool bad[C::kRows];
+  Accumulator<C, T> sum_k, sum_v;
+  sum_k.zero();
+  sum_v.zero();
+#pragma unroll
+  for (int r = 0; r < C::kRows; ++r) {
+    query[r] = owned_query<C>(p, block, r);
+    max[r] = -std::numeric_limits<T>::infinity();
+    omega[r] = 0;
+    bad[r] = bad_parameters<C>(a, block, query[r]);
+  }
+
+  for (int64_t first = block.key_begin; first < block.key_end; first += C::kOther) {
+    __syncthreads();
+    for (int i = threadIdx.x; i < C::kOther; i += C::kThreads) bad_key[i] = 0;
+    __syncthreads();
+    load_tile<C::kOther, C>(keys, k, first, block.key_end - first, bad_key, Always{});
+    load_tile<C::kOther, C>(values, v, first, block.key_end - first, bad_key, Always{});
+    __syncthreads();
+    T logit[1][C::kRows][C::kRows], w[C::kRows][C::kRows];
+    product<C, 1>({own_q}, keys, pieces<T>(p.dim), logit);
+#pragma unroll
+    for (int r = 0; r < C::kRows; ++r) {
+      T largest = max[r];
+#pragma unroll
+      for (int c = 0; c < C::kRows; ++c) {
+        const int column = lane() + kLanes * c;
+        logit[0][r][c] *= log2_factor;
+        if (!query[r].sees(first + column)) continue;
+        largest = fmax(largest, logit[0][r][c]);
+        bad[r] |= bad_key[column] != 0;
+      }
+      const T next = ceil(row_max(largest));
+      if (next > max[r]) {  // also the first time: the sums are zero then, and so is the factor
+        const T factor = power_of_two(max[r] - next);
+        sum_k.scale(r, factor);
+        sum_v.scale(r, factor);
+        omega[r] *= factor;
+        max[r] = next;
+      }
+#pragma unroll
+      for (int c = 0; c < C::kRows; ++c) {
+        w[r][c] = query[r].sees(first + lane() + kLanes * c) ? power_of_two(logit[0][r][c] - max[r]) : T(0);
+        omega[r] += w[r][c];
+      }
+    }
+    weights.put(w);
+    accumulate(sum_k, weights, keys, pieces<T>(p.dim));
+    accumulate(sum_v, weights, values, pieces<T>(p.value_dim));
+  }
+  __syncthreads();  // bad_query is complete even if there was no key
+#pragma unroll
+  for (int r = 0; r < C::kRows; ++r) {
+    const T total = row_sum(omega[r]);
+    const bool any_bad = row_any(bad[r] || bad_query[group() + C::kGroups * r] != 0);
+    if (!query[r].exists) continue;
+    const int64_t n = query[r].keys();
+    // Logits out of range leave an omega that is no number, or none at all.
+    const bool usable = isfinite(total) && total > T(0) && !any_bad;
+    const int32_t kind = n == 0 ? kEmpty : !usable ? kBad : n == 1 ? kSingle : kRegular;
+    write_row<C, T>(a, block, query[r], r, {kind, max[r], total, &sum_k, &sum_v});
+  }
+}
+
+}  // namespace
+
+template <class T>
+Status launch_stats(const Arguments<T>& a, cudaStream_t stream) {
+  const core::Problem& p = a.problem;
+  return with_bucket(dim_bucket(p.dim, p.value_dim), [&](auto bucket) {
+    using C = Config<T, bucket.value>;
+    static_assert(C::shared_bytes(1, 2) <= kSharedMemoryLimit);
+    return launch_blocks<T>(stats_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch), C::kThreads,
+                            C::shared_bytes(1, 2), a, stream, "launching the statistics kernel");
+  });
+}
+
+template Status launch_stats<float>(const Arguments<float>&, cudaStream_t);
+template Status launch_stats<double>(const Arguments<double>&, cudaStream_t);
+
+}  // namespace lla::cuda::portable
