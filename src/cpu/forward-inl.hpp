@@ -55,6 +55,13 @@ void find_means(Block<T>& block) {
     Panel<T>& panel = block.panels[i];
     center_and_divide<false>(panel, panel.mean_k, panel.mean_k, dim);
     center_and_divide<false>(panel, panel.mean_v, panel.mean_v, value_dim);
+    // The means of a single key are the key and its value, exactly (w v / w need not be): then o = v.
+    for (int64_t l = 0; l < panel.rows; ++l) {
+      const int64_t key = panel.lane_begin[l];
+      if (panel.lane_end[l] - key != 1) continue;
+      put_lane(panel.mean_k, l, dim, block.head.k.natural + key * dim);
+      put_lane(panel.mean_v, l, value_dim, block.head.v.natural + key * value_dim);
+    }
   }
 }
 
@@ -107,11 +114,8 @@ void write_output(const Panel<T>& panel, const core::ForwardCall& call, const Pa
   T row[kMaxChannels];
   for (int64_t l = 0; l < panel.rows; ++l) {
     const int64_t offset = row_offset(call.o, row_place(p, head, panel.first_row + l));
-    const int64_t keys = panel.lane_end[l] - panel.lane_begin[l];
     if (panel.bad[l]) {
       std::fill_n(row, p.value_dim, std::numeric_limits<T>::quiet_NaN());
-    } else if (keys == 1) {  // exactly its value: w v / w need not be
-      std::copy_n(head.v.natural + panel.lane_begin[l] * p.value_dim, p.value_dim, row);
     } else {
       get_lane(panel.value, l, p.value_dim, row);
     }

@@ -14,10 +14,9 @@ struct Schedule {
   int64_t slots = 0;         // kv heads packed at a time
   int64_t heads = 0;         // kv heads of all sequences
   int64_t rows = 0;          // rows of the longest kv head: queries times group
-  int64_t block_rows = 0;
-  int64_t key_block = 0;     // keys a block of pass B of the backward
+  int64_t block_rows = 0;    // rows a block; in pass B of the backward, keys
 
-  int64_t row_blocks() const { return (rows + block_rows - 1) / block_rows; }
+  int64_t blocks(int64_t n) const { return (n + block_rows - 1) / block_rows; }
 };
 
 Schedule make_schedule(const core::Problem& p, const core::Plan& plan);
@@ -26,9 +25,20 @@ Schedule make_schedule(const core::Problem& p, const core::Plan& plan);
 template <class T>
 struct PackedQueries {
   PackedRows<T> q, x, y, grad;
-  T *max, *inverse_omega, *center_x, *center_y, *tau, *correction;  // one a row
+  T *max, *inverse_omega, *center_x, *center_b, *c;  // one a row: E - center_x is 1 + E, G.v - y.k - center_b is b
   uint8_t* bad;
   std::atomic<int64_t>* bad_count;
+
+  bool any_bad(int64_t begin, int64_t end) const { return any_flag(bad, bad_count, begin, end); }
+
+  // Zero rows that fill up the last group.
+  void put_zeros(const core::Problem& p, int64_t first, int64_t last) const {
+    for (int64_t r = first; r < last; ++r) {
+      for (const PackedRows<T>* rows : {&q, &x, &y}) rows->put_zero(r, p.dim);
+      grad.put_zero(r, p.value_dim);
+      for (T* array : {max, inverse_omega, center_x, center_b, c}) array[r] = 0;
+    }
+  }
 
   void take(Arena& arena, const core::Problem& p, int64_t rows) {
     const int64_t padded = round_up(rows, kGroup);
@@ -37,7 +47,7 @@ struct PackedQueries {
     take_rows(arena, rows, p.dim, true, true, x);
     take_rows(arena, rows, p.dim, solves, solves, y);
     take_rows(arena, rows, p.value_dim, true, true, grad);
-    for (T** array : {&max, &inverse_omega, &center_x, &center_y, &tau, &correction}) *array = arena.take<T>(padded);
+    for (T** array : {&max, &inverse_omega, &center_x, &center_b, &c}) *array = arena.take<T>(padded);
     bad = arena.take<uint8_t>(padded);
     bad_count = arena.take<std::atomic<int64_t>>(1);
   }

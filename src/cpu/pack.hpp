@@ -39,6 +39,15 @@ struct PackedRows {
   }
 };
 
+// Whether one of the flags [begin, end) is set; count says how many there are at all.
+inline bool any_flag(const uint8_t* flags, const std::atomic<int64_t>* count, int64_t begin, int64_t end) {
+  if (count->load(std::memory_order_relaxed) == 0) return false;
+  for (int64_t j = begin; j < end; ++j) {
+    if (flags[j]) return true;
+  }
+  return false;
+}
+
 // One kv head of one sequence. A key or value that is not finite is zero in the copies and marked in bad: a row that sees it
 // becomes NaN by that mark, and a row that does not see it never meets it.
 template <class T>
@@ -50,13 +59,7 @@ struct PackedHead {
   std::atomic<int64_t>* bad_count;
   T* variance;                // of a key's channel, from the first tile: the scale the diagonal preconditioner adds to the ridge
 
-  bool any_bad(int64_t begin, int64_t end) const {
-    if (bad_count->load(std::memory_order_relaxed) == 0) return false;
-    for (int64_t j = begin; j < end; ++j) {
-      if (bad[j]) return true;
-    }
-    return false;
-  }
+  bool any_bad(int64_t begin, int64_t end) const { return any_flag(bad, bad_count, begin, end); }
 };
 
 // Packs the keys and values of one tile of the head, filling up the last group.

@@ -49,25 +49,23 @@ void clear(T* array, int64_t channels) {
   std::fill_n(array, channels * kPanel<T>, T{0});
 }
 
-// Sets rows and masks of the panel that starts at first_row.
+// Sets the panel's rows and what each lane sees. Lanes beyond `rows` must be given a range too: the last row's.
 template <class T>
-void set_rows(Panel<T>& panel, const core::Problem& p, const core::Sequence& s, int64_t first_row, int64_t rows) {
-  const int64_t group = p.group();
+void set_ranges(Panel<T>& panel, int64_t first_row, int64_t rows, const int64_t* begin, const int64_t* end) {
   panel.first_row = first_row;
   panel.rows = rows;
-  panel.begin = panel.all_end = s.length_k;
+  panel.begin = panel.all_end = std::numeric_limits<int64_t>::max();
   panel.end = panel.all_begin = 0;
   panel.pairs = 0;
   for (int64_t l = 0; l < panel.kWidth; ++l) {
-    const int64_t i = (first_row + std::min(l, rows - 1)) / group;
-    const int64_t begin = panel.lane_begin[l] = p.mask.begin(i, s.length_q, s.length_k);
-    const int64_t end = panel.lane_end[l] = std::max(begin, p.mask.end(i, s.length_q, s.length_k));
-    panel.all_begin = std::max(panel.all_begin, begin);
-    panel.all_end = std::min(panel.all_end, end);
-    if (begin < end) {
-      panel.begin = std::min(panel.begin, begin);
-      panel.end = std::max(panel.end, end);
-      if (l < rows) panel.pairs += static_cast<uint64_t>(end - begin);
+    panel.lane_begin[l] = begin[l];
+    panel.lane_end[l] = end[l];
+    panel.all_begin = std::max(panel.all_begin, begin[l]);
+    panel.all_end = std::min(panel.all_end, end[l]);
+    if (begin[l] < end[l]) {
+      panel.begin = std::min(panel.begin, begin[l]);
+      panel.end = std::max(panel.end, end[l]);
+      if (l < rows) panel.pairs += static_cast<uint64_t>(end[l] - begin[l]);
     }
     panel.bad[l] = false;
     panel.status[l] = LLA_ROW_OK;
@@ -75,6 +73,17 @@ void set_rows(Panel<T>& panel, const core::Problem& p, const core::Sequence& s, 
     panel.relative_residual[l] = 0;
   }
   panel.begin = std::min(panel.begin, panel.end);
+}
+
+template <class T>
+void set_rows(Panel<T>& panel, const core::Problem& p, const core::Sequence& s, int64_t first_row, int64_t rows) {
+  int64_t begin[kPanel<T>], end[kPanel<T>];
+  for (int64_t l = 0; l < kPanel<T>; ++l) {
+    const int64_t i = (first_row + std::min(l, rows - 1)) / p.group();
+    begin[l] = p.mask.begin(i, s.length_q, s.length_k);
+    end[l] = std::max(begin[l], p.mask.end(i, s.length_q, s.length_k));
+  }
+  set_ranges(panel, first_row, rows, begin, end);
 }
 
 // Rows [lo, hi) of the logits (in log2 units: q holds scale * log2(e) * q), up to the end of hi's group.

@@ -53,7 +53,6 @@ Schedule make_schedule(const core::Problem& p, const core::Plan& plan) {
   s.rows = p.seqlen_q * p.group();
   s.slots = std::clamp<int64_t>(kPackedBytes / slot_bytes(p, s.rows), 1, std::max<int64_t>(s.heads, 1));
   s.block_rows = plan.block_rows;
-  s.key_block = width(p);
   s.shape.dim = p.dim;
   s.shape.value_dim = p.value_dim;
   s.shape.panel = width(p);
@@ -65,7 +64,6 @@ Schedule make_schedule(const core::Problem& p, const core::Plan& plan) {
 }
 
 std::string refuse(const core::Problem& p, const core::Machine&) {
-  if (p.operation == core::Operation::backward) return "has no backward yet";
   if (p.dim > kMaxChannels) return core::cat("head dimension ", p.dim, " is above ", kMaxChannels);
   if (p.value_dim > kMaxChannels) return core::cat("value dimension ", p.value_dim, " is above ", kMaxChannels);
   if (p.weights == Weights::cached && cached_bytes(p, 1, 1) > p.cached_weights_limit) {

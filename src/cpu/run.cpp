@@ -37,16 +37,68 @@ void forward(const core::ForwardCall& call, const core::Plan& plan) {
   const Schedule s = make_schedule(p, plan);
   Layout<T> layout;
   layout.take(call.workspace, p, plan, s);
+  const int64_t blocks = s.blocks(s.rows);
   for (int64_t first = 0; first < s.heads; first += s.slots) {
     const int64_t count = pack_wave(call, plan, s, layout, first);
     // Last blocks first: under a causal mask they are the longest.
-    parallel_for(s.row_blocks() * count, plan.workers, [&](int64_t item, int worker) {
+    parallel_for(blocks * count, plan.workers, [&](int64_t item, int worker) {
       const PackedHead<T>& head = layout.heads[item % count];
-      const int64_t row = (s.row_blocks() - 1 - item / count) * s.block_rows;
+      const int64_t row = (blocks - 1 - item / count) * s.block_rows;
       const int64_t rows = head.sequence.length_q * p.group() - row;
       if (rows > 0) run_forward_block(call, head, row, std::min(rows, s.block_rows), layout.workers[worker]);
     });
   }
+}
+
+// The gradient of a ridge shared between rows: the rows' shares, summed in the order of the rows whoever computed them.
+void sum_ridge(const core::BackwardCall& call, const double* shares) {
+  const core::Problem& p = call.problem;
+  double all = 0;
+  for (int64_t h = 0; h < p.heads_q; ++h) {
+    double sum = 0;
+    for (int64_t b = 0; b < p.batch; ++b) {
+      const core::Sequence s = core::sequence(p, call.cu_seqlens_q, call.cu_seqlens_k, b);
+      for (int64_t i = 0; i < s.length_q; ++i) sum += shares[core::row_index(p, s, h, i)];
+    }
+    if (p.ridge == core::RidgeShape::head) write_row(call.dridge, row_offset(call.dridge, 0, 0, h), 1, &sum);
+    all += sum;
+  }
+  if (p.ridge == core::RidgeShape::scalar) write_row(call.dridge, 0, 1, &all);
+}
+
+template <class T>
+void backward(const core::BackwardCall& call, const core::Plan& plan) {
+  const core::Problem& p = call.problem;
+  const Schedule s = make_schedule(p, plan);
+  Layout<T> layout;
+  layout.take(call.workspace, p, plan, s);
+  const int64_t row_blocks = s.blocks(s.rows), key_blocks = s.blocks(p.seqlen_k);
+  for (int64_t first = 0; first < s.heads; first += s.slots) {
+    const int64_t count = pack_wave(call, plan, s, layout, first);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t rows = layout.heads[i].sequence.length_q * p.group();
+      new (layout.queries[i].bad_count) std::atomic<int64_t>(0);
+      layout.queries[i].put_zeros(p, rows, round_up(rows, kGroup));
+    }
+    parallel_for(row_blocks * count, plan.workers, [&](int64_t item, int worker) {
+      const PackedHead<T>& head = layout.heads[item % count];
+      const int64_t row = (row_blocks - 1 - item / count) * s.block_rows;
+      const int64_t rows = head.sequence.length_q * p.group() - row;
+      if (rows <= 0) return;
+      run_backward_rows(call, head, layout.queries[item % count], row, std::min(rows, s.block_rows), layout.workers[worker],
+                        call.dridge ? layout.ridge_rows : nullptr);
+    });
+    if (!call.dk && !call.dv) continue;
+    // First blocks first: under a causal mask most queries see the first keys.
+    parallel_for(key_blocks * count, plan.workers, [&](int64_t item, int worker) {
+      const PackedHead<T>& head = layout.heads[item % count];
+      const int64_t key = item / count * s.block_rows;
+      const int64_t keys = head.sequence.length_k - key;
+      if (keys <= 0) return;
+      run_backward_keys(call, head, layout.queries[item % count], key, std::min(keys, s.block_rows), layout.workers[worker]);
+    });
+  }
+  if (layout.ridge_rows && call.dridge) sum_ridge(call, layout.ridge_rows);
 }
 
 Status run_forward(const core::ForwardCall& call, const core::Plan& plan) {
@@ -58,7 +110,14 @@ Status run_forward(const core::ForwardCall& call, const core::Plan& plan) {
   return {};
 }
 
-Status run_backward(const core::BackwardCall&, const core::Plan&) { return {LLA_UNSUPPORTED, "not yet"}; }
+Status run_backward(const core::BackwardCall& call, const core::Plan& plan) {
+  if (call.problem.dtype == DType::f64) {
+    backward<double>(call, plan);
+  } else {
+    backward<float>(call, plan);
+  }
+  return {};
+}
 
 }  // namespace
 

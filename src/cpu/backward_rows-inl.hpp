@@ -1,0 +1,264 @@
+// Backward, pass A, one block of rows: t, the solve for y, c, then dq and the ridge's gradient. With cached weights 7 + 2T products.
+// It leaves everything pass B needs of the rows packed in PackedQueries.
+//
+// Of a panel's arrays: x the forward's solution, solution y, value the gradient of o, rhs t.
+#if defined(LLA_CPU_BACKWARD_ROWS_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef LLA_CPU_BACKWARD_ROWS_INL_HPP
+#undef LLA_CPU_BACKWARD_ROWS_INL_HPP
+#else
+#define LLA_CPU_BACKWARD_ROWS_INL_HPP
+#endif
+
+#include "cpu/lanes-inl.hpp"
+#include "cpu/layout.hpp"
+#include "cpu/solve-inl.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace lla::cpu {
+namespace HWY_NAMESPACE {
+
+// What pass A keeps of a panel's lanes beside Panel.
+template <class T>
+struct GradientLanes {
+  HWY_ALIGN T tau[kPanel<T>];                        // gradient of o . mean value
+  HWY_ALIGN T center_x[kPanel<T>], center_y[kPanel<T>];  // x . mean key, y . mean key
+  HWY_ALIGN T c[kPanel<T>];
+};
+
+template <class T>
+void read_saved(Panel<T>& panel, const core::Problem& p, const PackedHead<T>& head, const T* saved) {
+  const core::SavedLayout at(p);
+  T zeros[kMaxChannels] = {};
+  const auto finite = [](const T* row, int64_t n) {
+    return std::all_of(row, row + n, [](T x) { return std::isfinite(x); });
+  };
+  for (int64_t l = 0; l < kPanel<T>; ++l) {
+    const int64_t r = row_place(p, head, panel.first_row + std::min(l, panel.rows - 1)).index;
+    const T* mean_k = saved + at.mean_k + r * p.dim;
+    const T* mean_v = saved + at.mean_v + r * p.value_dim;
+    const T* x = saved + at.x + r * p.dim;
+    bool good = l < panel.rows;
+    if (good && !(std::isfinite(saved[at.max + r]) && std::isfinite(saved[at.omega + r]) && finite(mean_k, p.dim) &&
+                  finite(mean_v, p.value_dim) && finite(x, p.dim))) {
+      good = false;
+      panel.mark_bad(l);
+    }
+    panel.max[l] = good ? saved[at.max + r] : T{0};
+    put_lane(panel.mean_k, l, p.dim, good ? mean_k : zeros);
+    put_lane(panel.mean_v, l, p.value_dim, good ? mean_v : zeros);
+    put_lane(panel.x, l, p.dim, good ? x : zeros);
+  }
+}
+
+// rhs = t = sum of p (gamma - tau) (k - mean key); fills the cache of weights.
+template <class T>
+void find_t(Block<T>& block, const GradientLanes<T>* lanes) {
+  const int64_t dim = block.problem.dim, value_dim = block.problem.value_dim;
+  for (int i = 0; i < block.count; ++i) {
+    Panel<T>& panel = block.panels[i];
+    for (T* array : {panel.omega, panel.omega_squares, panel.row_sum}) std::fill_n(array, kPanel<T>, T{0});
+    std::copy_n(lanes[i].tau, kPanel<T>, panel.center);
+    clear(panel.rhs, dim);
+    block.count_products(panel, 2 * dim + value_dim);
+  }
+  walk(block, nullptr, [&](int i, int64_t lo, int64_t hi) HWY_ATTR {
+    Panel<T>& panel = block.panels[i];
+    const PackedHead<T>& head = block.head;
+    T* const weights = panel.weights ? panel.weights + (lo - panel.base()) * kPanel<T> : block.memory.tiles[1];
+    T* const u = block.memory.tiles[0];
+    logits_tile(panel, head.k.grouped, dim, lo, hi, weights);
+    logits_to_weights<true>(panel, weights, lo, hi);
+    centered_tile(panel, head.v.grouped, value_dim, lo, hi, panel.value, weights, u);
+    natural_product(head.k.natural + lo * dim, dim, dim, u, hi - lo, panel.rhs);
+  });
+  for (int i = 0; i < block.count; ++i) {
+    Panel<T>& panel = block.panels[i];
+    center_and_divide<false>(panel, panel.rhs, panel.mean_k, dim);
+    for (int64_t l = 0; l < kPanel<T>; ++l) {
+      if (!panel.bad[l]) continue;
+      for (int64_t c = 0; c < dim; ++c) panel.rhs[c * kPanel<T> + l] = 0;
+    }
+  }
+}
+
+// b[j] = G . v_j - y . k_j - center, for the keys [lo, hi).
+template <class T>
+HWY_INLINE void b_tile(const Block<T>& block, const Panel<T>& panel, const T* center, int64_t lo, int64_t hi, T* b) {
+  const auto center0 = load(center), center1 = load(center + kLanes<T>);
+  const int64_t dim = block.problem.dim;
+  grouped_product(block.head.v.grouped, block.problem.value_dim, lo, hi, panel.value, [&](int64_t j, Vec<T> v0, Vec<T> v1) HWY_ATTR {
+    store(hn::Sub(v0, center0), b + j * kPanel<T>);
+    store(hn::Sub(v1, center1), b + j * kPanel<T> + kLanes<T>);
+  });
+  if (block.problem.given_x()) return;
+  grouped_product(block.head.k.grouped, dim, lo, hi, panel.solution, [&](int64_t j, Vec<T> f0, Vec<T> f1) HWY_ATTR {
+    T* const to = b + j * kPanel<T>;
+    store(hn::Sub(load(to), f0), to);
+    store(hn::Sub(load(to + kLanes<T>), f1), to + kLanes<T>);
+  });
+}
+
+// image = sum of dS k (dS without the scale), and the exact c: the sum over dS that an inexact c leaves is taken off again.
+template <class T>
+void find_dq(Block<T>& block, GradientLanes<T>* lanes) {
+  const core::Problem& p = block.problem;
+  const int64_t dim = p.dim;
+  HWY_ALIGN T center_b[kMaxPanels][kPanel<T>];
+  for (int i = 0; i < block.count; ++i) {
+    Panel<T>& panel = block.panels[i];
+    for (int64_t l = 0; l < kPanel<T>; ++l) center_b[i][l] = lanes[i].tau[l] - lanes[i].center_y[l];
+    std::fill_n(panel.row_sum, kPanel<T>, T{0});
+    clear(panel.image, dim);
+    block.count_products(panel, p.value_dim + (p.given_x() ? 2 : 3) * dim + (panel.weights ? 0 : dim));
+  }
+  walk(block, nullptr, [&](int i, int64_t lo, int64_t hi) HWY_ATTR {
+    Panel<T>& panel = block.panels[i];
+    const PackedRows<T>& k = block.head.k;
+    const T* weights = weights_tile(panel, k.grouped, dim, lo, hi, block.memory.tiles[1]);
+    T* const u = block.memory.tiles[0];
+    T* const b = block.memory.tiles[2];
+    b_tile(block, panel, center_b[i], lo, hi, b);
+    HWY_ALIGN T one_less[kPanel<T>];  // center - 1, so that the product gives a at once
+    for (int64_t l = 0; l < kPanel<T>; ++l) one_less[l] = lanes[i].center_x[l] - 1;
+    const auto center0 = load(one_less), center1 = load(one_less + kLanes<T>);
+    const auto c0 = load(lanes[i].c), c1 = load(lanes[i].c + kLanes<T>);
+    auto sum0 = load(panel.row_sum), sum1 = load(panel.row_sum + kLanes<T>);
+    grouped_product(k.grouped, dim, lo, hi, panel.x, [&](int64_t j, Vec<T> e0, Vec<T> e1) HWY_ATTR {
+      const int64_t at = j * kPanel<T>;
+      const auto u0 = hn::Mul(load(weights + at), hn::MulSub(hn::Sub(e0, center0), load(b + at), c0));
+      const auto u1 = hn::Mul(load(weights + at + kLanes<T>), hn::MulSub(hn::Sub(e1, center1), load(b + at + kLanes<T>), c1));
+      sum0 = hn::Add(sum0, u0);
+      sum1 = hn::Add(sum1, u1);
+      store(u0, u + at);
+      store(u1, u + at + kLanes<T>);
+    });
+    store(sum0, panel.row_sum);
+    store(sum1, panel.row_sum + kLanes<T>);
+    natural_product(k.natural + lo * dim, dim, dim, u, hi - lo, panel.image);
+  });
+  for (int i = 0; i < block.count; ++i) {
+    Panel<T>& panel = block.panels[i];
+    center_and_divide<false>(panel, panel.image, panel.mean_k, dim);
+    for (int64_t l = 0; l < kPanel<T>; ++l) {
+      if (panel.omega[l] > 0) lanes[i].c[l] += panel.row_sum[l] / panel.omega[l];
+    }
+  }
+}
+
+template <class T>
+void write_ridge_gradient(const Panel<T>& panel, const core::BackwardCall& call, const RowPlace& at, int64_t lane, double* ridge_rows) {
+  const core::Problem& p = call.problem;
+  T row[kMaxChannels];
+  double sum = 0;
+  for (int64_t c = 0; c < p.dim; ++c) {
+    row[c] = panel.bad[lane] ? std::numeric_limits<T>::quiet_NaN() : -panel.x[c * kPanel<T> + lane] * panel.solution[c * kPanel<T> + lane];
+    sum += static_cast<double>(row[c]);
+  }
+  if (p.ridge == core::RidgeShape::dimension) return write_row(call.dridge, row_offset(call.dridge, at), p.dim, row);
+  if (ridge_rows) {
+    ridge_rows[at.index] = sum;
+    return;
+  }
+  const T total = static_cast<T>(sum);
+  write_row(call.dridge, row_offset(call.dridge, at), 1, &total);
+}
+
+// dq, dx and the ridge's gradient of the lanes, and their rows for pass B. A bad row is NaN here and 0, but marked, there.
+template <class T>
+void write_rows(const Panel<T>& panel, const GradientLanes<T>& lanes, const core::BackwardCall& call, const PackedHead<T>& head,
+                const PackedQueries<T>& queries, double* ridge_rows) {
+  const core::Problem& p = call.problem;
+  constexpr T nan = std::numeric_limits<T>::quiet_NaN();
+  const T scale = static_cast<T>(p.scale);
+  T row[kMaxChannels];
+  const auto put = [&](const PackedRows<T>& to, int64_t r, const T* array, int64_t lane, int64_t channels, T factor) {
+    for (int64_t c = 0; c < channels; ++c) row[c] = factor * array[c * kPanel<T> + lane];
+    to.put(r, channels, row);
+  };
+  for (int64_t l = 0; l < panel.rows; ++l) {
+    const int64_t r = panel.first_row + l;
+    const RowPlace at = row_place(p, head, r);
+    const bool bad = panel.bad[l], used = !bad && panel.omega[l] > 0;
+    if (call.dq) {
+      for (int64_t c = 0; c < p.dim; ++c) {
+        const int64_t e = c * kPanel<T> + l;
+        row[c] = bad ? nan : scale * panel.image[e] + panel.solution[e];
+      }
+      write_row(call.dq, row_offset(call.dq, at), p.dim, row);
+    }
+    if (call.dx) {
+      for (int64_t c = 0; c < p.dim; ++c) row[c] = bad ? nan : panel.rhs[c * kPanel<T> + l];
+      write_row(call.dx, row_offset(call.dx, at), p.dim, row);
+    }
+    if (call.dridge) write_ridge_gradient(panel, call, at, l, ridge_rows);
+    // Pass B sums natural rows of q with the scale, grouped rows are logits; y is subtracted there.
+    put({queries.q.natural, nullptr}, r, panel.q, l, p.dim, used ? static_cast<T>(0.69314718055994530942) : T{0});
+    put({nullptr, queries.q.grouped}, r, panel.q, l, p.dim, used ? T{1} : T{0});
+    put(queries.x, r, panel.x, l, p.dim, used ? T{1} : T{0});
+    put({queries.y.natural, nullptr}, r, panel.solution, l, p.dim, used ? T{-1} : T{0});
+    put({nullptr, queries.y.grouped}, r, panel.solution, l, p.dim, used ? T{1} : T{0});
+    put(queries.grad, r, panel.value, l, p.value_dim, used ? T{1} : T{0});
+    queries.max[r] = panel.max[l];
+    queries.inverse_omega[r] = used ? 1 / panel.omega[l] : T{0};
+    queries.center_x[r] = used ? lanes.center_x[l] - 1 : T{0};
+    queries.center_b[r] = used ? lanes.tau[l] - lanes.center_y[l] : T{0};
+    queries.c[r] = used ? lanes.c[l] : T{0};
+    queries.bad[r] = bad;
+    if (bad) queries.bad_count->fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+template <class T>
+void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, const PackedQueries<T>& queries, int64_t first_row,
+                   int64_t rows, WorkerMemory<T>& memory, double* ridge_rows) {
+  const core::Problem& p = call.problem;
+  Block<T> block(p, head, memory);
+  GradientLanes<T> lanes[kMaxPanels];
+  const T log2_scale = static_cast<T>(p.scale * 1.4426950408889634074);
+  for (int64_t r = first_row; r < first_row + rows; r += kPanel<T>) {
+    Panel<T>& panel = block.panels[block.count];
+    static_cast<PanelMemory<T>&>(panel) = memory.panels[block.count];
+    set_rows(panel, p, head.sequence, r, std::min(kPanel<T>, first_row + rows - r));
+    mark_bad_keys(panel, head);
+    read_lanes(panel, p, head, call.q, p.dim, huge_bits<T>(), panel.q);
+    for (int64_t e = 0; e < p.dim * kPanel<T>; ++e) panel.q[e] *= log2_scale;
+    read_lanes(panel, p, head, call.grad_o, p.value_dim, infinity_bits<T>(), panel.value);
+    read_saved(panel, p, head, static_cast<const T*>(call.saved));
+    if (!p.given_x()) read_ridge(panel, p, head, call.ridge);
+    lane_dots(panel.value, panel.mean_v, p.value_dim, lanes[block.count].tau);
+    ++block.count;
+  }
+  find_t(block, lanes);
+  if (!p.given_x()) solve(block);
+  for (int i = 0; i < block.count; ++i) {
+    Panel<T>& panel = block.panels[i];
+    GradientLanes<T>& g = lanes[i];
+    HWY_ALIGN T weighted[kPanel<T>];
+    lane_dots(panel.x, panel.mean_k, p.dim, g.center_x);
+    if (p.given_x()) {
+      clear(panel.solution, p.dim);
+      lane_dots(panel.x, panel.rhs, p.dim, g.c);
+    } else {
+      lane_dots(panel.x, panel.residual, p.dim, g.c);
+      for (int64_t e = 0; e < p.dim * kPanel<T>; ++e) panel.direction[e] = panel.ridge[e] * panel.solution[e];
+      lane_dots(panel.x, panel.direction, p.dim, weighted);
+      for (int64_t l = 0; l < kPanel<T>; ++l) g.c[l] = weighted[l] + (std::isfinite(g.c[l]) ? g.c[l] : T{0});
+    }
+    lane_dots(panel.solution, panel.mean_k, p.dim, g.center_y);
+  }
+  find_dq(block, lanes);
+  for (int i = 0; i < block.count; ++i) {
+    Panel<T>& panel = block.panels[i];
+    for (int64_t l = 0; l < panel.rows; ++l) {
+      if (!(panel.omega[l] > 0)) panel.mark_bad(l);
+    }
+    write_rows(panel, lanes[i], call, head, queries, ridge_rows);
+    write_info(panel, p, head, call.info);
+  }
+  add_work(block.work);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace lla::cpu
+HWY_AFTER_NAMESPACE();
+#endif
