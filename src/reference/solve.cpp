@@ -9,7 +9,6 @@
 namespace lla::reference {
 namespace {
 
-constexpr double kEpsilon = std::numeric_limits<double>::epsilon();
 // A step along a direction of relative curvature c multiplies the rounding errors of A by 1/c: below this the output
 // would lose more than the last third of its digits to a direction it should hardly see.
 constexpr double kFlat = 4e-11;  // epsilon^(2/3)
@@ -49,8 +48,7 @@ Solution solve_direct(Span covariance, Span ridge, Span b, double noise) {
     const Span row_j = Span(lower).subspan(j * n, j);
     const double diagonal = covariance[j * n + j] + ridge[j];
     const double pivot = diagonal - dot(row_j, row_j);
-    // The subtraction above is known to about n roundings of the diagonal; a smaller pivot says nothing.
-    if (!(pivot > std::max(noise, static_cast<double>(n) * kEpsilon * diagonal))) {
+    if (!(pivot > std::max(noise, kFlat * diagonal))) {
       skipped[j] = true;
       solution.status = LLA_ROW_BREAKDOWN;
       continue;
