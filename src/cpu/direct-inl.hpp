@@ -42,7 +42,8 @@ HWY_INLINE void subtract_rows(double* target, const double* const* sources, cons
 inline void factor_and_solve(double* matrix, int64_t n, const double* diagonal, double* solution, bool* dropped) {
   constexpr int kPivots = 4;  // rows that update the rest together
   const auto row = [&](int64_t a) { return triangle_row(matrix, n, a); };
-  const double smallest = 16.0 * static_cast<double>(n) * std::numeric_limits<double>::epsilon();
+  // Early, small pivots multiply the rounding of later ones, so a vanishing pivot can be far from n roundings: epsilon^(2/3).
+  constexpr double smallest = 4e-11;
   HWY_ALIGN double inverse[kMaxChannels * kDirect];
   HWY_ALIGN double factors[kPivots][kDirect];
   // Subtracts `count` eliminated rows, the first being `first`, from row b and its right-hand side.

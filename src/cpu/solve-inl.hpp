@@ -14,6 +14,22 @@ HWY_BEFORE_NAMESPACE();
 namespace lla::cpu {
 namespace HWY_NAMESPACE {
 
+// A ridge so small that a solution, or its square, leaves the range of the type: such a row goes without one and says so.
+template <class T>
+void drop_overflowing(const core::Problem& p, Panel<T>& panel) {
+  const T limit = std::sqrt(std::numeric_limits<T>::max()) / 1024;
+  for (int64_t l = 0; l < panel.rows; ++l) {
+    bool fits = true;
+    for (int64_t c = 0; c < p.dim; ++c) fits &= std::abs(panel.solution[c * kPanel<T> + l]) < limit;
+    if (fits || panel.bad[l]) continue;
+    panel.status[l] = LLA_ROW_BREAKDOWN;
+    for (int64_t at = l; at < p.dim * kPanel<T>; at += kPanel<T>) {
+      panel.solution[at] = 0;
+      panel.residual[at] = panel.preconditioner[at] > 0 ? panel.rhs[at] : T{0};
+    }
+  }
+}
+
 // On return panel.solution holds the result, and status, iterations and relative_residual say how each lane ended.
 // panel.residual holds what is left of the right-hand side: 0 where a row was solved directly.
 template <class T>
@@ -32,8 +48,10 @@ void solve(Block<T>& block) {
     }
     run_cg(block, running, limit, automatic);
   }
-  if (p.solver == Solver::cg) return;
-  for (int i = 0; i < block.count; ++i) solve_directly(block, block.panels[i], block.cg[i]);
+  for (int i = 0; i < block.count; ++i) {
+    if (p.solver != Solver::cg) solve_directly(block, block.panels[i], block.cg[i]);
+    drop_overflowing(p, block.panels[i]);
+  }
 }
 
 }  // namespace HWY_NAMESPACE
