@@ -1,0 +1,161 @@
+"""Local Linear Attention in Hugging Face transformers (>= 5): attn_implementation="lla".
+
+    lla.hf.register(ridge=0.5)
+    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="lla")    # or from_config
+
+The ridge of a layer is, in this order: the layer's `lla_ridge` (see `set_ridge`) or learned ridge (`add_learned_ridge`),
+`config.lla_ridge`, the value given to `register`. Infinity reproduces softmax attention to rounding, so that a pretrained
+model can be switched over and its ridge lowered from there.
+
+Masks: causal, sliding or chunked windows, packed sequences and padding become packed sequences and are computed exactly;
+anything else (a mask by head, dropout, soft-capped logits, attention sinks) is refused with a ValueError."""
+import math
+from typing import Optional, Union
+
+import torch
+from torch import Tensor, nn
+
+from ._masks import Packing, pack_mask, pack_padding
+from .functional import lla_attention, lla_attention_varlen
+
+try:
+    import transformers
+    from transformers import AttentionInterface, masking_utils
+    from transformers.masking_utils import AttentionMaskInterface
+except ImportError as error:
+    raise ImportError("lla.hf needs transformers >= 5 (pip install 'transformers>=5')") from error
+
+# What other attention functions take and this one has no meaning for.
+_REFUSED = ("softcap", "s_aux", "sinks", "position_bias", "head_mask", "cache")
+
+
+def _real_keys_end_with_queries(q_length, kv_length, q_offset, kv_offset):
+    """False where a preallocated cache has room behind the queries' own keys."""
+    return kv_offset + kv_length == int(q_offset) + q_length
+
+
+def lla_mask(*, batch_size, kv_length, mask_function, attention_mask=None, q_length=None, q_offset=0, kv_offset=0,
+             cache_position=None, local_size=None, **rest) -> Optional[Tensor]:
+    """The mask function: None for a plain mask, (B, Lk) for padding, and (B, 1, Lq, Lk) for whatever else."""
+    sizes = dict(q_length=q_length, q_offset=q_offset)
+    if cache_position is not None:  # how transformers before 5.3 tells the queries' positions
+        sizes = dict(cache_position=cache_position)
+        q_length, q_offset = cache_position.shape[0], cache_position[0]
+    plain = mask_function in (masking_utils.causal_mask_function, masking_utils.bidirectional_mask_function)
+    if plain and _real_keys_end_with_queries(q_length, kv_length, q_offset, kv_offset):
+        if attention_mask is None or attention_mask.shape[1] == kv_length:
+            return None if attention_mask is None or bool(attention_mask.all()) else attention_mask.to(torch.bool)
+    rest.update(allow_is_causal_skip=False, allow_is_bidirectional_skip=False)
+    mask = masking_utils.sdpa_mask(batch_size=batch_size, kv_length=kv_length, kv_offset=kv_offset,
+                                   mask_function=mask_function, attention_mask=attention_mask, local_size=local_size,
+                                   **sizes, **rest)
+    mask._lla_packing = pack_mask(mask, local_size or 0)  # once for all layers
+    return mask
+
+
+def _packing_of(mask, length_q, causal, window) -> Packing:
+    kept = getattr(mask, "_lla_packing", None)
+    if kept is not None:
+        return kept
+    if mask.dtype != torch.bool:  # an additive mask a caller made: 0 shows a key, a very negative number hides it
+        seen = mask == 0
+        if mask.is_floating_point() and not bool((seen | (mask < -1e4)).all()):
+            raise ValueError("attention_mask adds values to the logits; only masks that show or hide keys are supported")
+        mask = seen if mask.is_floating_point() else mask.to(torch.bool)
+    if mask.dim() == 2:
+        if window:
+            raise ValueError("attention_mask (batch, keys) beside a sliding window: give the whole mask")
+        return pack_padding(mask, length_q, causal)
+    return pack_mask(mask, window)
+
+
+def _attend_packed(q, k, v, ridge, packing, **options):
+    """q, k, v (B, L, H, D); queries that no sequence holds (padding) get zero."""
+    batch, length_q = q.shape[:2]
+    o = lla_attention_varlen(
+        q.flatten(0, 1)[packing.query_rows], k.flatten(0, 1)[packing.key_rows], v.flatten(0, 1)[packing.key_rows], ridge,
+        packing.cu_seqlens_q, packing.cu_seqlens_k, packing.max_seqlen_q, packing.max_seqlen_k, causal=packing.causal,
+        window_size=(packing.window_left, -1), **options)
+    return o.new_zeros(batch * length_q, *o.shape[1:]).index_copy(0, packing.query_rows, o).unflatten(0, (batch, length_q))
+
+
+def _ridge_of(module: nn.Module, default) -> Union[float, Tensor]:
+    logits = getattr(module, "lla_ridge_logit", None)
+    if logits is not None:
+        floor = module.lla_ridge_min
+        return floor + (1 - floor) * torch.sigmoid(logits.float())
+    ridge = getattr(module, "lla_ridge", None)
+    if ridge is None:
+        ridge = getattr(getattr(module, "config", None), "lla_ridge", None)
+    return default if ridge is None else ridge
+
+
+def _make_attention(default_ridge, options):
+    def lla_attention_forward(module, query, key, value, attention_mask, scaling=None, dropout=0.0, is_causal=None,
+                              sliding_window=None, **kwargs):
+        for name in _REFUSED:
+            if kwargs.get(name) is not None:
+                raise ValueError(f"attn_implementation 'lla' does not support {name}")
+        if dropout:
+            raise ValueError(f"attn_implementation 'lla' has no dropout: set attention_dropout to 0 (it is {dropout})")
+        if kwargs.get("output_attentions"):
+            raise ValueError("attn_implementation 'lla' makes no attention matrix: output_attentions is not supported")
+        q, k, v = (t.transpose(1, 2) for t in (query, key, value))
+        ridge = _ridge_of(module, default_ridge)
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        if attention_mask is None:
+            window = (sliding_window - 1, -1) if sliding_window else (-1, -1)
+            o = lla_attention(q, k, v, ridge, scale=scaling, causal=causal, window_size=window, **options)
+        else:
+            packing = _packing_of(attention_mask, q.shape[1], causal, sliding_window or 0)
+            o = _attend_packed(q, k, v, ridge, packing, scale=scaling, **options)
+        return o, None
+
+    return lla_attention_forward
+
+
+def register(ridge: float = 1.0, *, name: str = "lla", tol: float = 1e-3, max_iterations: Optional[int] = None,
+             solver: str = "auto") -> str:
+    """Registers attention and mask functions under `name`; returns the name. Call it again, or with another name, to
+    change the default ridge or the solver's options (those of `lla.lla_attention`)."""
+    if isinstance(ridge, bool) or not isinstance(ridge, (int, float)):
+        raise TypeError(f"ridge must be a number, not {type(ridge).__name__}; see set_ridge for tensors")
+    if not ridge >= 0:
+        raise ValueError(f"ridge must be at least 0, not {ridge}")
+    major = int(transformers.__version__.split(".")[0])
+    if major < 5:
+        raise ImportError(f"lla.hf needs transformers >= 5; this is {transformers.__version__}")
+    AttentionInterface.register(name, _make_attention(ridge, dict(tol=tol, max_iterations=max_iterations, solver=solver)))
+    AttentionMaskInterface.register(name, lla_mask)
+    return name
+
+
+def attention_modules(model: nn.Module):
+    """The model's attention layers: the modules that carry what an attention function reads."""
+    return [m for m in model.modules() if hasattr(m, "is_causal") and hasattr(m, "layer_idx") and hasattr(m, "config")]
+
+
+def _heads(module):
+    return module.config.num_attention_heads
+
+
+def set_ridge(model: nn.Module, ridge: Union[float, Tensor, None]):
+    """Fixes the ridge of every attention layer: a number, a (heads,) tensor, or None to return to the default."""
+    for module in attention_modules(model):
+        module.lla_ridge = ridge
+
+
+def add_learned_ridge(model: nn.Module, initial: float = 0.5, ridge_min: float = 1e-3):
+    """Gives every attention layer a learned ridge per head, ridge_min + (1 - ridge_min) sigmoid(parameter), starting at
+    `initial`; returns the new parameters (for the optimizer). They are part of the state_dict as lla_ridge_logit."""
+    if not ridge_min < initial < 1:
+        raise ValueError(f"initial must be between ridge_min {ridge_min} and 1, not {initial}")
+    share = (initial - ridge_min) / (1 - ridge_min)
+    parameters = []
+    for module in attention_modules(model):
+        device = next(module.parameters()).device
+        logit = torch.full((_heads(module),), math.log(share / (1 - share)), device=device)
+        module.lla_ridge_logit = nn.Parameter(logit)
+        module.lla_ridge_min = ridge_min
+        parameters.append(module.lla_ridge_logit)
+    return parameters
