@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
-#include <map>
 #include <memory>
 #include <set>
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <fmt/core.h>
@@ -37,12 +37,12 @@ struct Options {
 struct Outcome {
   const CheckCase* checked;
   const core::Implementation* implementation;
-  std::string refused, failed;  // as in CheckResult
-  CheckErrors errors{};
+  CheckCall forward, backward;
+  CheckErrors errors;
 
   bool ok() const {
     const CheckGates gates = check_gates(*checked);
-    return failed.empty() && (!refused.empty() || (errors.output <= gates.output && errors.gradients <= gates.gradients));
+    return forward.failed.empty() && backward.failed.empty() && errors.output <= gates.output && errors.gradients <= gates.gradients;
   }
 };
 
@@ -90,87 +90,113 @@ std::vector<Outcome> run(const std::vector<CheckCase>& cases, const std::vector<
   for (const CheckCase& c : cases) {
     const CheckInputs inputs = make_check_inputs(c, seed++);
     const CheckResult reference = run_reference(c, inputs);
-    if (!reference.failed.empty() || !reference.refused.empty()) {
-      throw std::runtime_error("the reference itself failed on " + c.text() + ": " + reference.failed + reference.refused);
+    if (!reference.forward.done() || !reference.backward.done()) {
+      throw std::runtime_error(fmt::format("the reference itself failed on {}: {}{}", c.text(), reference.forward.failed,
+                                           reference.backward.failed));
     }
     for (const core::Implementation* i : implementations) {
       const CheckResult result = run_implementation(c, inputs, *i);
-      Outcome outcome{&c, i, result.refused, result.failed};
-      if (result.refused.empty() && result.failed.empty()) outcome.errors = check_errors(c, reference, result);
-      outcomes.push_back(std::move(outcome));
+      outcomes.push_back({&c, i, result.forward, result.backward, check_errors(c, reference, result)});
     }
     progress.advance();
   }
   return outcomes;
 }
 
-// The cases that share a gate, in one line of the table.
+// The cases that share their gates, in one line of the table.
 struct Line {
-  int cases = 0, refused = 0, bad = 0;
-  CheckErrors worst{0, 0, ""};
+  int cases = 0, bad = 0;
+  int forwards = 0, backwards = 0;  // calls that were taken
+  CheckErrors worst;
   CheckGates gates{};
 
   void add(const Outcome& o) {
     ++cases;
     gates = check_gates(*o.checked);
-    if (!o.refused.empty()) ++refused;
-    if (!o.ok()) ++bad;
+    bad += !o.ok();
+    forwards += o.forward.refused.empty();
+    backwards += o.backward.refused.empty();
     if (!(o.errors.output <= worst.output)) worst.output = o.errors.output;
     if (!(o.errors.gradients <= worst.gradients)) {
       worst.gradients = o.errors.gradients;
       worst.worst_gradient = o.errors.worst_gradient;
     }
   }
+
+  std::string verdict() const {
+    std::string text = bad ? fmt::format("{} BAD", bad) : forwards + backwards > 0 ? "ok" : "";
+    const auto refusals = [&](int taken, const char* call) {
+      if (taken == cases) return;
+      text += fmt::format("{}{} {} refused", text.empty() ? "" : ", ", taken == 0 ? "every" : fmt::format("{}", cases - taken), call);
+    };
+    refusals(forwards, "forward");
+    refusals(backwards, "backward");
+    return text;
+  }
 };
 
 void print_table(const std::vector<Outcome>& outcomes) {
-  std::vector<std::pair<std::string, Line>> lines;
-  for (const Outcome& o : outcomes) {
-    const bool given = o.checked->ridge == core::RidgeShape::none;
-    const std::string key = fmt::format("{:<14} {:<5} {:<8}", o.implementation->name, core::name(o.checked->dtype),
-                                        given ? "x given" : fmt::format("{}", o.checked->lambda));
-    auto at = std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.first == key; });
-    if (at == lines.end()) at = lines.insert(lines.end(), {key, {}});
-    at->second.add(o);
+  // In the order of implementations, dtypes and ridges.
+  using Key = std::tuple<const core::Implementation*, DType, double>;
+  std::vector<std::pair<Key, Line>> lines;
+  for (const core::Implementation* i : core::implementations()) {
+    for (const Outcome& o : outcomes) {
+      if (o.implementation != i) continue;
+      const double ridge = o.checked->ridge == core::RidgeShape::none ? 0 : o.checked->lambda;
+      const Key key{i, o.checked->dtype, ridge};
+      auto at = std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.first == key; });
+      if (at == lines.end()) at = lines.insert(lines.end(), {key, {}});
+      at->second.add(o);
+    }
   }
-  std::stable_sort(lines.begin(), lines.end(), [](const auto& a, const auto& b) {
-    return a.first.substr(0, 14) < b.first.substr(0, 14);
-  });
+  const auto number = [](bool any, double x) { return any ? fmt::format("{:.1e}", x) : std::string("-"); };
   fmt::print("{:<14} {:<5} {:<8} {:>5}  {:>8} {:>8}  {:>8} {:>8}  {:<6}\n", "implementation", "dtype", "ridge", "cases", "output", "gate",
              "gradient", "gate", "worst");
   for (const auto& [key, line] : lines) {
-    std::string verdict = line.bad ? fmt::format("{} BAD", line.bad) : "ok";
-    if (line.refused == line.cases) verdict = "refused";
-    else if (line.refused) verdict += fmt::format(", {} refused", line.refused);
-    fmt::print("{} {:>5}  {:>8.1e} {:>8.1e}  {:>8.1e} {:>8.1e}  {:<6}  {}\n", key, line.cases, line.worst.output, line.gates.output,
-               line.worst.gradients, line.gates.gradients, line.worst.worst_gradient, verdict);
+    const auto& [implementation, dtype, ridge] = key;
+    fmt::print("{:<14} {:<5} {:<8} {:>5}  {:>8} {:>8.1e}  {:>8} {:>8.1e}  {:<6}  {}\n", implementation->name, core::name(dtype),
+               ridge == 0 ? "x given" : fmt::format("~ {}", ridge), line.cases, number(line.forwards > 0, line.worst.output),
+               line.gates.output, number(line.backwards > 0, line.worst.gradients), line.gates.gradients, line.worst.worst_gradient,
+               line.verdict());
   }
+  std::set<std::string> reasons;
+  for (const Outcome& o : outcomes) {
+    for (const CheckCall* call : {&o.forward, &o.backward}) {
+      if (!call->refused.empty()) reasons.insert(fmt::format("{}: {}", o.implementation->name, call->refused));
+    }
+  }
+  if (!reasons.empty()) fmt::print("\nRefused, so not compared:\n");
+  for (const std::string& reason : reasons) fmt::print("  {}\n", reason);
+}
+
+std::string call_text(const CheckCall& call, const char* what, double error, double gate) {
+  if (!call.failed.empty()) return fmt::format("{} FAILED: {}", what, call.failed);
+  if (!call.refused.empty()) return fmt::format("{} refused", what);
+  return fmt::format("{} {:.1e} (gate {:.1e})", what, error, gate);
 }
 
 void print_case(const Outcome& o) {
-  fmt::print("{} {}: {}: ", o.ok() ? "ok " : "BAD", o.implementation->name, o.checked->text());
-  if (!o.failed.empty()) {
-    fmt::print("{}\n", o.failed);
-  } else if (!o.refused.empty()) {
-    fmt::print("refused, {}\n", o.refused);
-  } else {
-    const CheckGates gates = check_gates(*o.checked);
-    fmt::print("output {:.1e} (gate {:.1e}), {} {:.1e} (gate {:.1e})\n", o.errors.output, gates.output, o.errors.worst_gradient,
-               o.errors.gradients, gates.gradients);
-  }
+  const CheckGates gates = check_gates(*o.checked);
+  const char* gradient = *o.errors.worst_gradient ? o.errors.worst_gradient : "gradients";
+  fmt::print("{} {}: {}: {}, {}\n", o.ok() ? "ok " : "BAD", o.implementation->name, o.checked->text(),
+             call_text(o.forward, "output", o.errors.output, gates.output),
+             call_text(o.backward, gradient, o.errors.gradients, gates.gradients));
 }
 
 void write_json(const std::string& path, const std::vector<Outcome>& outcomes) {
   nlohmann::ordered_json cases = nlohmann::ordered_json::array();
   for (const Outcome& o : outcomes) {
     const CheckGates gates = check_gates(*o.checked);
-    nlohmann::ordered_json entry = {{"implementation", o.implementation->name}, {"case", o.checked->text()}, {"ok", o.ok()}};
-    if (!o.failed.empty()) entry["failed"] = o.failed;
-    else if (!o.refused.empty()) entry["refused"] = o.refused;
-    else {
-      entry["output"] = {{"error", o.errors.output}, {"gate", gates.output}};
-      entry["gradients"] = {{"error", o.errors.gradients}, {"gate", gates.gradients}, {"worst", o.errors.worst_gradient}};
-    }
+    const auto describe = [](const CheckCall& call, double error, double gate) -> nlohmann::ordered_json {
+      if (!call.failed.empty()) return {{"failed", call.failed}};
+      if (!call.refused.empty()) return {{"refused", call.refused}};
+      return {{"error", error}, {"gate", gate}};
+    };
+    nlohmann::ordered_json entry = {{"implementation", o.implementation->name},
+                                    {"case", o.checked->text()},
+                                    {"ok", o.ok()},
+                                    {"output", describe(o.forward, o.errors.output, gates.output)},
+                                    {"gradients", describe(o.backward, o.errors.gradients, gates.gradients)}};
     cases.push_back(std::move(entry));
   }
   const nlohmann::ordered_json all = {{"version", lla_version()}, {"machine", lla_machine_description()}, {"cases", cases}};
@@ -198,7 +224,7 @@ int check(const Options& options) {
   // An implementation that takes nothing has not been checked.
   std::set<const core::Implementation*> idle(implementations.begin(), implementations.end());
   for (const Outcome& o : outcomes) {
-    if (o.refused.empty()) idle.erase(o.implementation);
+    if (o.forward.refused.empty()) idle.erase(o.implementation);
   }
   for (const core::Implementation* i : idle) fmt::print("\nBAD {} refused every case\n", i->name);
 

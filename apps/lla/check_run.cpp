@@ -125,7 +125,10 @@ class Run {
     describe(forward_args, solver, tolerance);
     forward_args.o = o_.view(device_);
     int64_t saved_elements = 0;
-    if (Status s = saved_size(forward_args, saved_elements); !s) return failure(s);
+    if (Status s = saved_size(forward_args, saved_elements); !s) {
+      result.forward.failed = s.message();
+      return result;
+    }
     const Array saved(device_, auxiliary_, {saved_elements});
     forward_args.saved = saved.view(device_);
 
@@ -138,9 +141,14 @@ class Run {
     backward_args.dv = dv_.view(device_);
     (case_.ridge == RidgeShape::none ? backward_args.dx : backward_args.dridge) = dgiven_.view(device_);
 
-    if (Status s = call(forward_args, lla_forward_workspace, lla_forward); !s) return failure(s);
-    if (Status s = call(backward_args, lla_backward_workspace, lla_backward); !s) return failure(s);
+    result.forward = call(forward_args, lla_forward_workspace, lla_forward);
+    if (!result.forward.done()) {
+      result.backward.refused = "it needs what the forward call saves";
+      return result;
+    }
     result.o = o_.values();
+    result.backward = call(backward_args, lla_backward_workspace, lla_backward);
+    if (!result.backward.done()) return result;
     result.dq = dq_.values();
     result.dk = dk_.values();
     result.dv = dv_.values();
@@ -184,22 +192,18 @@ class Run {
   }
 
   template <class Args, class Query, class Function>
-  Status call(Args& args, Query query, Function run) const {
+  CheckCall call(Args& args, Query query, Function run) const {
     size_t bytes = 0;
-    if (Status s = Status::last(query(&args, &bytes)); !s) return s;
+    if (Status s = Status::last(query(&args, &bytes)); !s) {
+      return s.code() == LLA_UNSUPPORTED ? CheckCall{s.message(), ""} : CheckCall{"", s.message()};
+    }
     DeviceMemory workspace(device_, std::max<size_t>(bytes, 1));
     workspace.fill(0xFF);
     args.workspace = workspace.data();
     args.workspace_bytes = bytes;
-    if (Status s = Status::last(run(&args)); !s) return s;
+    if (Status s = Status::last(run(&args)); !s) return {"", s.message()};
     synchronize(device_);
     return {};
-  }
-
-  static CheckResult failure(const Status& s) {
-    CheckResult r;
-    (s.code() == LLA_UNSUPPORTED ? r.refused : r.failed) = s.message();
-    return r;
   }
 
   const CheckCase& case_;
@@ -296,7 +300,10 @@ CheckResult run_implementation(const CheckCase& c, const CheckInputs& inputs, co
 
 CheckErrors check_errors(const CheckCase& c, const CheckResult& reference, const CheckResult& result) {
   const data::Sizes& s = c.shape->sizes;
-  CheckErrors errors{worst_head(c, s.length_q, s.heads_q, reference.o, result.o), 0, ""};
+  CheckErrors errors;
+  if (!result.forward.done()) return errors;
+  errors.output = worst_head(c, s.length_q, s.heads_q, reference.o, result.o);
+  if (!result.backward.done()) return errors;
   const auto consider = [&](const char* name, double error) {
     if (!(error <= errors.gradients) && !std::isnan(errors.gradients)) {
       errors.gradients = error;
