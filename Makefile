@@ -41,10 +41,15 @@ test:  ## Build and run every test, then the suite under ASan + UBSan and TSan
 test-gpu: build  ## The tests that need a GPU
 	@ctest --preset release -L gpu --no-tests=error
 
-.PHONY: asan tsan
-asan tsan:  ## The CPU suite under AddressSanitizer + UBSan, or under ThreadSanitizer
+.PHONY: asan
+asan:  ## The CPU suite under AddressSanitizer and UndefinedBehaviorSanitizer
 	@scripts/setup.sh test
-	@scripts/test.sh $@
+	@scripts/test.sh asan
+
+.PHONY: tsan
+tsan:  ## The CPU suite under ThreadSanitizer
+	@scripts/setup.sh test
+	@scripts/test.sh tsan
 
 .PHONY: tidy
 tidy:  ## clang-tidy over the C++ sources

@@ -27,8 +27,7 @@ stage() {
 }
 
 configure_and_build() {
-  local preset=$1
-  cmake --preset "$preset" && cmake --build --preset "$preset" -j "$jobs"
+  cmake --preset "$1" && cmake --build --preset "$1" -j "$jobs"
 }
 
 run_tests() {  # preset, then a command prefix

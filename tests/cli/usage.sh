@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# Exit codes and sentences of the lla command.   usage.sh LLA
+set -uo pipefail
+lla=$1
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+failures=0
+
+# expect CODE PATTERN arguments...   The command returns CODE and prints PATTERN (extended regex), on either stream.
+expect() {
+  local code=$1 pattern=$2 output status
+  shift 2
+  output=$("$lla" "$@" 2>&1 </dev/null)
+  status=$?
+  if [ $status -ne "$code" ] || ! grep -qE -- "$pattern" <<<"$output"; then
+    printf 'lla %s: returned %d, expected %d and /%s/; it printed:\n%s\n\n' "$*" $status "$code" "$pattern" "$output"
+    failures=$((failures + 1))
+  fi
+}
+
+expect 0 '^lla [0-9]+\.[0-9]+\.[0-9]+$' --version
+expect 0 'Usage: lla' --help
+expect 2 'Subcommands:'                                          # nothing asked for: the help
+expect 2 'not expected: sing' sing
+expect 0 'reference' info
+expect 0 '"implementations"' info --json
+expect 2 'not expected: --jason' info --jason
+
+expect 0 'gates' check --help
+expect 2 'this build has no "gpu"; it has .*reference' check --quick --implementation gpu
+expect 2 'reference is what the others are compared with' check --quick --implementation reference
+expect 2 'tpu.* not in' check --quick --device tpu
+
+# Machine-readable output is valid and complete.
+python3 - "$lla" <<'PYTHON' || failures=$((failures + 1))
+import json, subprocess, sys
+info = json.loads(subprocess.run([sys.argv[1], "info", "--json"], check=True, capture_output=True).stdout)
+assert [i["name"] for i in info["implementations"]][-1] == "reference", info
+PYTHON
+
+exit $((failures > 0))
