@@ -1,0 +1,182 @@
+#include "common/results.hpp"
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <system_error>
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <fmt/core.h>
+
+#include "lla/lla.h"
+
+namespace lla::experiments {
+namespace {
+
+[[noreturn]] void fail_to_write(const fs::path& path, int error) {
+  throw Failure(fmt::format("{} could not be written: {}; earlier results are untouched", path.string(), std::strerror(error)));
+}
+
+class File {
+ public:
+  explicit File(const fs::path& path) : path_(path), fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
+    if (fd_ < 0) fail_to_write(path, errno);
+  }
+  ~File() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  // 0, or the error.
+  int write_all(std::string_view content) {
+    while (!content.empty()) {
+      const ssize_t n = ::write(fd_, content.data(), content.size());
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) return n < 0 ? errno : ENOSPC;
+      content.remove_prefix(static_cast<size_t>(n));
+    }
+    if (::fsync(fd_) != 0) return errno;
+    const int closed = ::close(std::exchange(fd_, -1));
+    return closed == 0 ? 0 : errno;
+  }
+
+ private:
+  fs::path path_;
+  int fd_;
+};
+
+std::string cpu_name() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
+  }
+  return "unknown processor";
+}
+
+std::string csv_cell(const Json& value) {
+  if (!value.is_string()) return value.dump();
+  std::string text = value.get<std::string>();
+  if (text.find_first_of(",\"\n") == std::string::npos) return text;
+  std::string quoted = "\"";
+  for (char c : text) quoted += c == '"' ? "\"\"" : std::string(1, c);
+  return quoted + "\"";
+}
+
+// A line of names, a line a record; the columns are the first record's scalars.
+std::string csv(const Json& records) {
+  if (records.empty()) return "";
+  std::string text;
+  std::vector<std::string> columns;
+  for (const auto& [name, value] : records.front().items()) {
+    if (value.is_primitive()) columns.push_back(name);
+  }
+  for (const auto& name : columns) text += (text.empty() ? "" : ",") + name;
+  text += "\n";
+  for (const auto& record : records) {
+    std::string line;
+    for (const auto& name : columns) line += (line.empty() ? "" : ",") + csv_cell(record.at(name));
+    text += line + "\n";
+  }
+  return text;
+}
+
+}  // namespace
+
+void write_atomically(const fs::path& path, std::string_view content) {
+  const fs::path temporary = path.string() + ".tmp";
+  int error = 0;
+  {
+    File file(temporary);
+    error = file.write_all(content);
+  }
+  if (error == 0 && ::rename(temporary.c_str(), path.c_str()) != 0) error = errno;
+  if (error != 0) {
+    ::unlink(temporary.c_str());
+    fail_to_write(path, error);
+  }
+}
+
+void require_writable(const fs::path& directory) {
+  std::error_code error;
+  fs::create_directories(directory, error);
+  if (error) throw Failure(fmt::format("{} could not be made: {}", directory.string(), error.message()));
+  const fs::path probe = directory / ".probe";
+  write_atomically(probe, "");
+  fs::remove(probe, error);
+}
+
+Json read_json(const fs::path& path) {
+  std::ifstream file(path);
+  if (!file) throw Failure(fmt::format("{} could not be read: {}", path.string(), std::strerror(errno)));
+  std::stringstream text;
+  text << file.rdbuf();
+  try {
+    return Json::parse(text.str());
+  } catch (const Json::parse_error&) {
+    throw Failure(fmt::format("{} is not complete JSON (half-written?); move it away or choose another directory", path.string()));
+  }
+}
+
+Json machine() { return {{"processor", cpu_name()}, {"library", lla_machine_description()}, {"version", lla_version()}}; }
+
+Json read_results(const fs::path& path) {
+  Json file = read_json(path);
+  for (const char* name : {"schema_version", "task", "settings", "machine", "command", "records"}) {
+    if (!file.is_object() || !file.contains(name)) {
+      throw Failure(fmt::format("{} is not a results file of this program: it has no \"{}\"", path.string(), name));
+    }
+  }
+  if (file["schema_version"] != kSchemaVersion) {
+    throw Failure(fmt::format("{} has schema version {}, this program reads version {}; choose another directory",
+                              path.string(), file["schema_version"].dump(), kSchemaVersion));
+  }
+  return file;
+}
+
+Results::Results(fs::path directory, std::string task, Json settings, std::string command)
+    : directory_(std::move(directory)), task_(std::move(task)), settings_(std::move(settings)), command_(std::move(command)) {
+  machine_ = machine();
+  const fs::path path = directory_ / kResultsName;
+  if (!fs::exists(path)) {
+    require_writable(directory_);
+    return;
+  }
+  const Json file = read_results(path);
+  const auto require = [&](const char* what, const Json& found, const Json& wanted) {
+    if (found == wanted) return;
+    throw Failure(fmt::format("{} was made with {} {}, this run has {}; choose another --out", path.string(), what, found.dump(),
+                              wanted.dump()));
+  };
+  require("task", file["task"], task_);
+  require("settings", file["settings"], settings_);
+  require("machine", file["machine"], machine_);
+  require_writable(directory_);
+  records_ = file["records"];
+}
+
+bool Results::matches(const Json& record, const Json& identity) {
+  for (const auto& [name, value] : identity.items()) {
+    if (!record.contains(name) || record[name] != value) return false;
+  }
+  return true;
+}
+
+bool Results::contains(const Json& identity) const {
+  for (const auto& record : records_) {
+    if (matches(record, identity)) return true;
+  }
+  return false;
+}
+
+void Results::write() const {
+  std::string text = fmt::format("{{\"schema_version\": {},\n\"task\": {},\n\"settings\": {},\n\"machine\": {},\n\"command\": {},\n"
+                                 "\"records\": [",
+                                 kSchemaVersion, Json(task_).dump(), settings_.dump(), machine_.dump(), Json(command_).dump());
+  for (size_t i = 0; i < records_.size(); ++i) text += (i == 0 ? "\n" : ",\n") + records_[i].dump();
+  text += "\n]}\n";
+  write_atomically(directory_ / kResultsName, text);
+  write_atomically(directory_ / "results.csv", csv(records_));
+}
+
+}  // namespace lla::experiments

@@ -1,0 +1,66 @@
+// Result files. results.json holds everything a figure needs; it is replaced as a whole, by renaming a complete file over it,
+// so a reader never sees half of one and a failed write leaves the earlier results as they were.
+//
+//   {"schema_version": 1, "task": ..., "settings": {...}, "machine": {...}, "command": ..., "records": [{...}, ...]}
+#pragma once
+
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include <nlohmann/json.hpp>
+
+namespace lla::experiments {
+
+using Json = nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+inline constexpr int kSchemaVersion = 1;
+inline constexpr const char* kResultsName = "results.json";
+
+// A condition the user can act on, as one sentence.
+struct Failure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Replaces `path` by `content`: written beside it, flushed to disk, renamed. Throws Failure and leaves `path` as it was.
+void write_atomically(const fs::path& path, std::string_view content);
+
+// Makes the directory and proves that it can be written to, before any work is done.
+void require_writable(const fs::path& directory);
+
+Json read_json(const fs::path& path);
+
+// The processor and SIMD target numbers depend on.
+Json machine();
+
+// The results of one task in one directory.
+class Results {
+ public:
+  // Continues what is there, if its version, task, settings and machine are these; otherwise throws and touches nothing.
+  Results(fs::path directory, std::string task, Json settings, std::string command);
+
+  const fs::path& directory() const { return directory_; }
+  const Json& records() const { return records_; }
+  // True when every member of `identity` is in `record` with the same value.
+  static bool matches(const Json& record, const Json& identity);
+  bool contains(const Json& identity) const;
+
+  void add(Json record) { records_.push_back(std::move(record)); }
+  // results.json and results.csv (one line a record, lists left out).
+  void write() const;
+
+ private:
+  fs::path directory_;
+  std::string task_;
+  Json settings_;
+  Json machine_;
+  std::string command_;
+  Json records_ = Json::array();
+};
+
+// Reads and checks a finished results.json (used by `lla report`).
+Json read_results(const fs::path& path);
+
+}  // namespace lla::experiments
