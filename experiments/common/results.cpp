@@ -12,6 +12,7 @@
 #include <fmt/core.h>
 
 #include "lla/lla.h"
+#include "plan/machine.hpp"
 
 namespace lla::experiments {
 namespace {
@@ -118,7 +119,11 @@ Json read_json(const fs::path& path) {
   }
 }
 
-Json machine() { return {{"processor", cpu_name()}, {"library", lla_machine_description()}, {"version", lla_version()}}; }
+Json machine(Device device) {
+  Json m = {{"processor", cpu_name()}, {"simd", core::this_cpu().simd}, {"lla", lla_version()}};
+  if (device == Device::cuda) m["gpu"] = core::this_machine(0).cuda.name;
+  return m;
+}
 
 Json read_results(const fs::path& path) {
   Json file = read_json(path);
@@ -134,9 +139,9 @@ Json read_results(const fs::path& path) {
   return file;
 }
 
-Results::Results(fs::path directory, std::string task, Json settings, std::string command)
+Results::Results(fs::path directory, std::string task, Json settings, std::string command, Device device)
     : directory_(std::move(directory)), task_(std::move(task)), settings_(std::move(settings)), command_(std::move(command)) {
-  machine_ = machine();
+  machine_ = machine(device);
   const fs::path path = directory_ / kResultsName;
   if (!fs::exists(path)) {
     require_writable(directory_);

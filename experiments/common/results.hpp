@@ -11,6 +11,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "common/device.hpp"
+
 namespace lla::experiments {
 
 using Json = nlohmann::ordered_json;
@@ -33,13 +35,13 @@ void require_writable(const fs::path& directory);
 Json read_json(const fs::path& path);
 
 // The processor and SIMD target numbers depend on.
-Json machine();
+Json machine(Device);
 
 // The results of one task in one directory.
 class Results {
  public:
   // Continues what is there, if its version, task, settings and machine are these; otherwise throws and touches nothing.
-  Results(fs::path directory, std::string task, Json settings, std::string command);
+  Results(fs::path directory, std::string task, Json settings, std::string command, Device = Device::cpu);
 
   const fs::path& directory() const { return directory_; }
   const Json& records() const { return records_; }

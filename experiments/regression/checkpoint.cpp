@@ -1,0 +1,72 @@
+#include "regression/checkpoint.hpp"
+
+#include <numeric>
+
+#include <fmt/core.h>
+
+namespace lla::experiments {
+
+Json to_json(const RegressionSetting& s) {
+  return {{"length", s.length}, {"d", s.d},         {"segment", s.segment}, {"sequences", s.sequences}, {"ridge", s.ridge},
+          {"mesa_ridge", s.mesa_ridge}, {"scale", s.scale}, {"noise", s.noise}, {"seed", s.seed}};
+}
+
+fs::path checkpoint_path(const fs::path& directory, const RegressionSetting& s) {
+  return directory / "partial" /
+         fmt::format("d{}-s{}-n{}-ridge{}-mesa{}-scale{}-noise{}.json", s.d, s.segment, s.sequences, s.ridge, s.mesa_ridge, s.scale,
+                     s.noise);
+}
+
+void write_checkpoint(const fs::path& path, const RegressionSetting& setting, const Sums& sums) {
+  const Json file = {{"schema_version", kSchemaVersion},
+                     {"setting", to_json(setting)},
+                     {"sequences_done", sums.sequences},
+                     {"sums", sums.error}};
+  write_atomically(path, file.dump() + "\n");
+}
+
+Sums read_checkpoint(const fs::path& path, const RegressionSetting& setting) {
+  Sums sums(setting.length);
+  if (!fs::exists(path)) return sums;
+  const Json file = read_json(path);
+  const auto damaged = [&](const char* why) -> Failure {
+    return Failure(fmt::format("the checkpoint {} {}; delete it to start this setting again", path.string(), why));
+  };
+  if (file.value("schema_version", 0) != kSchemaVersion) throw damaged("has another schema version");
+  if (file.value("setting", Json()) != to_json(setting)) throw damaged("belongs to another setting");
+  try {
+    file.at("sequences_done").get_to(sums.sequences);
+    file.at("sums").get_to(sums.error);
+  } catch (const Json::exception&) {
+    throw damaged("is damaged");
+  }
+  for (const auto& form : sums.error) {
+    for (const auto& model : form) {
+      if (static_cast<int>(model.size()) != setting.length) throw damaged("is damaged");
+    }
+  }
+  return sums;
+}
+
+Json identity(const RegressionSetting& s) {
+  return {{"d", s.d}, {"segment", s.segment}, {"scale", s.scale}, {"noise", s.noise}, {"sequences", s.sequences}};
+}
+
+std::vector<Json> to_records(const RegressionSetting& s, const Sums& sums) {
+  std::vector<Json> records;
+  for (int strict = 0; strict < 2; ++strict) {
+    for (int model = 0; model < kModels; ++model) {
+      const Model which = static_cast<Model>(model);
+      std::vector<double> mse = sums.error[strict][model];
+      for (double& e : mse) e /= static_cast<double>(sums.sequences);
+      const double mean = std::accumulate(mse.begin(), mse.end(), 0.0) / static_cast<double>(mse.size());
+      const double ridge = which == Model::lla ? s.ridge : which == Model::mesanet ? s.mesa_ridge : 0.0;
+      records.push_back({{"task", "regression"}, {"d", s.d}, {"segment", s.segment}, {"strict", strict == 1},
+                         {"model", kModelNames[model]}, {"ridge", ridge}, {"scale", s.scale}, {"noise", s.noise},
+                         {"sequences", sums.sequences}, {"mse", mse}, {"mse_mean", mean}});
+    }
+  }
+  return records;
+}
+
+}  // namespace lla::experiments

@@ -1,0 +1,34 @@
+// `lla reproduce regression`: the settings one after the other, sequences in batches, results and checkpoints on disk.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "common/progress.hpp"
+#include "common/results.hpp"
+#include "regression/settings.hpp"
+
+namespace lla::experiments {
+
+struct RegressionRun {
+  std::vector<RegressionSetting> settings;
+  fs::path out;
+  std::string command;
+  Device device = Device::cpu;
+  std::string implementation;     // of the attention; empty for the library's choice
+  double checkpoint_seconds = 5;  // at most this much work is lost by an interruption
+};
+
+struct RunSummary {
+  bool finished = false;  // false when it was stopped; the same command continues
+  double seconds = 0;
+  double kernel_seconds = 0;  // inside the models: attention, linear attention, MesaNet
+  std::vector<std::pair<RegressionSetting, double>> setting_seconds;
+};
+
+// The batch of sequences one library call takes.
+inline constexpr int64_t kBatch = 16;
+
+RunSummary run(const RegressionRun&, const Progress&);
+
+}  // namespace lla::experiments
