@@ -15,5 +15,6 @@ inline constexpr int kBadUsage = 2;   // the command line asks for something tha
 void add_info(CLI::App& root, int& exit_code);
 void add_check(CLI::App& root, int& exit_code);
 void add_bench(CLI::App& root, int& exit_code);
+void add_reproduce(CLI::App& root, int& exit_code);
 
 }  // namespace lla::app

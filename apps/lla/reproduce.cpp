@@ -1,0 +1,94 @@
+// `lla reproduce`: the paper's results from one command each. The work is in experiments/; here are the options.
+#include "reproduce.hpp"
+
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <csignal>
+#include <fstream>
+#include <iterator>
+
+#include <fmt/core.h>
+
+#include "commands.hpp"
+#include "progress.hpp"
+
+namespace lla::app {
+namespace {
+
+volatile std::sig_atomic_t stop_requested = 0;
+
+void request_stop(int signal) {
+  stop_requested = 1;
+  std::signal(signal, SIG_DFL);
+}
+
+}  // namespace
+
+std::string command_line() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  while (!text.empty() && text.back() == '\0') text.pop_back();
+  std::replace(text.begin(), text.end(), '\0', ' ');
+  // The program by its name: where it was built does not matter to a reader.
+  return "lla" + (text.find(' ') == std::string::npos ? "" : text.substr(text.find(' ')));
+}
+
+experiments::Device CommonOptions::device_kind() const {
+  return device == "cuda" ? experiments::Device::cuda : experiments::Device::cpu;
+}
+
+void add_common_options(CLI::App& command, CommonOptions& options, const std::string& default_out, bool with_device) {
+  options.out = default_out;
+  command.add_option("--out", options.out, "Directory of the results; a run that was stopped continues there")
+      ->capture_default_str();
+  command.add_option("--seed", options.seed, "Of every random draw")->capture_default_str();
+  if (with_device) {
+    command.add_option("--device", options.device, "Where the attention runs")
+        ->check(CLI::IsMember({"cpu", "cuda"}))
+        ->capture_default_str();
+  }
+}
+
+struct Session::Bar {
+  static constexpr int64_t kTotal = 1000;
+  Progress bar;
+  int64_t shown = 0;
+  explicit Bar(const std::string& label) : bar(label, kTotal) {}
+};
+
+Session::Session(const std::string& label) : bar_(std::make_unique<Bar>(label)) {
+  progress_.report = [this](double fraction, const std::string&) {
+    const auto now = static_cast<int64_t>(fraction * Bar::kTotal);
+    bar_->bar.advance(now - bar_->shown);
+    bar_->shown = now;
+  };
+  progress_.stop = [] { return stop_requested != 0; };
+  std::signal(SIGINT, request_stop);
+  std::signal(SIGTERM, request_stop);
+}
+
+Session::~Session() {
+  std::signal(SIGINT, SIG_DFL);
+  std::signal(SIGTERM, SIG_DFL);
+}
+
+int finish(const std::string& out, bool finished) {
+  if (!finished) {
+    fmt::print(stderr, "Stopped. What is done is in {}; the same command continues from there.\n", out);
+    return kFailed;
+  }
+  fmt::print("\nResults: {}/{}\nThe page with the figures: lla report {}\n", out, experiments::kResultsName, out);
+  return kSuccess;
+}
+
+void add_reproduce(CLI::App& root, int& exit_code) {
+  CLI::App* reproduce = root.add_subcommand("reproduce", "Reproduce the paper's results");
+  reproduce->require_subcommand(1);
+  add_reproduce_regression(*reproduce, exit_code);
+  //TMP  add_reproduce_rates(*reproduce, exit_code);
+  //TMP  add_reproduce_memory(*reproduce, exit_code);
+  //TMP  add_reproduce_solver(*reproduce, exit_code);
+}
+
+}  // namespace lla::app

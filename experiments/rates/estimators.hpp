@@ -1,0 +1,46 @@
+// The three regression strategies of the paper's Propositions 1 and 2, on samples from the unit ball: one global affine fit,
+// local constant (Nadaraya-Watson) and local linear, the local ones with a compact radial kernel as the proofs assume.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "common/random.hpp"
+
+namespace lla::experiments {
+
+inline constexpr int kMaxRateDim = 4;
+using Point = std::array<double, kMaxRateDim>;
+
+// Smooth, not affine, with a large slope across most of the boundary: what the propositions ask for.
+double target(int d, const Point& x);
+
+// Uniform on the unit ball of R^d; draws numbers [index * 8, index * 8 + 8) of the stream.
+Point ball_point(const Stream&, int d, uint64_t index);
+
+// n noisy observations of the target, ordered by the first coordinate so that a neighbourhood is a short scan.
+class Sample {
+ public:
+  Sample(const Stream&, int d, int64_t n, double noise);
+
+  // Weights 1 - |x_i - x|^2 / h^2 inside the ball of radius h. Where no observation is near the mean of all is returned.
+  double local_constant(const Point& x, double h) const;
+  // Where the neighbours do not determine a plane, the local constant.
+  double local_linear(const Point& x, double h) const;
+  double global_linear(const Point& x) const;
+
+ private:
+  template <class F>
+  void neighbours(const Point& x, double h, F&& f) const;
+  void fit_global();
+
+  int d_;
+  int64_t n_;
+  std::vector<Point> x_;
+  std::vector<double> y_;
+  double mean_ = 0;
+  std::array<double, kMaxRateDim + 1> global_{};  // intercept, slopes
+};
+
+}  // namespace lla::experiments
