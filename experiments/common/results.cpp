@@ -179,7 +179,9 @@ void Results::write() const {
                                  "\"records\": [",
                                  kSchemaVersion, Json(task_).dump(), settings_.dump(), machine_.dump(), Json(command_).dump());
   for (size_t i = 0; i < records_.size(); ++i) text += (i == 0 ? "\n" : ",\n") + records_[i].dump();
-  text += "\n]}\n";
+  text += "\n]";
+  if (!summary_.empty()) text += ",\n\"summary\": " + summary_.dump();
+  text += "}\n";
   write_atomically(directory_ / kResultsName, text);
   write_atomically(directory_ / "results.csv", csv(records_));
 }

@@ -1,7 +1,8 @@
 // Result files. results.json holds everything a figure needs; it is replaced as a whole, by renaming a complete file over it,
 // so a reader never sees half of one and a failed write leaves the earlier results as they were.
 //
-//   {"schema_version": 1, "task": ..., "settings": {...}, "machine": {...}, "command": ..., "records": [{...}, ...]}
+//   {"schema_version": 1, "task": ..., "settings": {...}, "machine": {...}, "command": ..., "records": [{...}, ...],
+//    "summary": {...}}                                       (fits over the records, where a task has any)
 #pragma once
 
 #include <filesystem>
@@ -50,6 +51,8 @@ class Results {
   bool contains(const Json& identity) const;
 
   void add(Json record) { records_.push_back(std::move(record)); }
+  // Something computed from all records (fits), kept beside them.
+  void set_summary(const std::string& name, Json value) { summary_[name] = std::move(value); }
   // results.json and results.csv (one line a record, lists left out).
   void write() const;
 
@@ -60,6 +63,7 @@ class Results {
   Json machine_;
   std::string command_;
   Json records_ = Json::array();
+  Json summary_ = Json::object();
 };
 
 // Reads and checks a finished results.json (used by `lla report`).

@@ -59,12 +59,13 @@ double target(int d, const Point& x) {
   return 4 * x[0] + 2 * squares;
 }
 
-Point ball_point(const Stream& stream, int d, uint64_t index) {
+Point ball_point(const Stream& stream, int d, uint64_t index, int strata) {
   float g[8];
   stream.normal(g, 8, index * 8);
   double norm = 0;
   for (int j = 0; j < d; ++j) norm += double(g[j]) * g[j];
-  const double radius = std::pow(stream.uniform(index), 1.0 / d) / std::sqrt(norm);
+  const double volume = strata > 0 ? (index + stream.uniform(index)) / strata : stream.uniform(index);
+  const double radius = std::pow(volume, 1.0 / d) / std::sqrt(norm);
   Point x{};
   for (int j = 0; j < d; ++j) x[j] = g[j] * radius;
   return x;

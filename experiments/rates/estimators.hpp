@@ -16,8 +16,9 @@ using Point = std::array<double, kMaxRateDim>;
 // Smooth, not affine, with a large slope across most of the boundary: what the propositions ask for.
 double target(int d, const Point& x);
 
-// Uniform on the unit ball of R^d; draws numbers [index * 8, index * 8 + 8) of the stream.
-Point ball_point(const Stream&, int d, uint64_t index);
+// Uniform on the unit ball of R^d; draws numbers [index * 8, index * 8 + 8) of the stream. With `strata` > 0 the points
+// 0 … strata-1 fall into shells of equal volume, one each: the same mean with less scatter.
+Point ball_point(const Stream&, int d, uint64_t index, int strata = 0);
 
 // n noisy observations of the target, ordered by the first coordinate so that a neighbourhood is a short scan.
 class Sample {
