@@ -20,14 +20,16 @@ struct Options {
 };
 
 // Worst error over the data kinds and positions, for each ridge, form and arithmetic.
-void print_table(const experiments::Json& records) {
+void print_table(const experiments::Json& records, double tolerance) {
   std::map<double, std::map<std::string, double>, std::greater<>> worst;
   for (const auto& r : records) {
+    if (r["tolerance"] != tolerance) continue;
     const double error = r["error"].is_null() ? 1e300 : r["error"].get<double>();
     double& cell = worst[r["ridge"].get<double>()][r["form"].get<std::string>() + " " + r["arithmetic"].get<std::string>()];
     cell = std::max(cell, error);
   }
-  fmt::print("Worst output error over data kinds and positions, against the fp64 direct solve\n\n{:>8}", "ridge");
+  fmt::print("Worst output error over data kinds and positions at tolerance {:g}, against the fp64 direct solve\n\n{:>8}", tolerance,
+             "ridge");
   for (const auto& [name, error] : worst.begin()->second) fmt::print(" {:>13}", name);
   fmt::print("\n");
   for (const auto& [ridge, row] : worst) {
@@ -35,6 +37,7 @@ void print_table(const experiments::Json& records) {
     for (const auto& [name, error] : row) fmt::print(" {:>13}", error > 1e10 ? "diverged" : fmt::format("{:.1e}", error));
     fmt::print("\n");
   }
+  fmt::print("\n");
 }
 
 int run(Options o) {
@@ -51,7 +54,8 @@ int run(Options o) {
     finished = experiments::run(o.run, session.progress());
   }
   if (!finished) return finish(o.common.out, false);
-  print_table(experiments::read_results(o.run.out / experiments::kResultsName)["records"]);
+  const auto file = experiments::read_results(o.run.out / experiments::kResultsName);
+  for (const double tolerance : o.run.tolerances) print_table(file["records"], tolerance);
   return finish(o.common.out, true);
 }
 
@@ -65,7 +69,9 @@ void add_reproduce_solver(CLI::App& reproduce, int& exit_code) {
   command->add_flag("--quick", o->quick, "Fewer positions and rows");
   command->add_option("--d", o->run.dim, "Head dimension")->capture_default_str()->check(CLI::Range(2, 256));
   command->add_option("--ridge", o->run.ridges, "Ridge; repeatable")->check(CLI::NonNegativeNumber);
-  command->add_option("--tolerance", o->run.tolerance, "Relative residual at which a solve stops")->capture_default_str();
+  command->add_option("--tolerance", o->run.tolerances, "Relative residual at which a solve stops; repeatable")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   command->callback([o, &exit_code] { exit_code = run(*o); });
 }
 

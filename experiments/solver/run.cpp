@@ -57,6 +57,7 @@ struct Case {
   double ridge;
   Form form;
   Arithmetic arithmetic;
+  double tolerance;
 };
 
 // Mean iterations and errors over the heads.
@@ -69,7 +70,7 @@ Json measure(const SolverRun& run, data::Kind kind, const std::vector<HeadData>&
     const float* q = list[h].q.data() + (c.position - 1) * run.dim;
     const RowResult r = solve_row(list[h].keys, c.position, q,
                                   {.form = c.form, .arithmetic = c.arithmetic, .scale = scale, .ridge = c.ridge,
-                                   .tolerance = run.tolerance, .max_iterations = 2 * run.dim});
+                                   .tolerance = c.tolerance, .max_iterations = 2 * run.dim});
     double row_difference = 0, row_norm = 0;
     for (int i = 0; i < run.dim; ++i) {
       row_difference += (r.o[i] - truth[h][i]) * (r.o[i] - truth[h][i]);
@@ -81,15 +82,15 @@ Json measure(const SolverRun& run, data::Kind kind, const std::vector<HeadData>&
     worst = std::max(worst, std::sqrt(row_difference / row_norm));
   }
   return {{"task", "solver"}, {"kind", data::name(kind)}, {"d", run.dim}, {"position", c.position}, {"ridge", c.ridge},
-          {"form", kFormNames[int(c.form)]}, {"arithmetic", kArithmeticNames[int(c.arithmetic)]}, {"rows", run.rows},
-          {"iterations", iterations / double(list.size())}, {"error", std::sqrt(difference / norm)}, {"worst_row_error", worst},
+          {"form", kFormNames[int(c.form)]}, {"arithmetic", kArithmeticNames[int(c.arithmetic)]}, {"tolerance", c.tolerance},
+          {"rows", run.rows}, {"iterations", iterations / double(list.size())}, {"error", std::sqrt(difference / norm)}, {"worst_row_error", worst},
           {"unconverged", unconverged}};
 }
 
 }  // namespace
 
 bool run(const SolverRun& request, const Progress& progress) {
-  const Json settings = {{"seed", request.seed}, {"d", request.dim}, {"tolerance", request.tolerance}, {"rows", request.rows},
+  const Json settings = {{"seed", request.seed}, {"d", request.dim}, {"tolerances", request.tolerances}, {"rows", request.rows},
                          {"max_iterations", 2 * request.dim}, {"inputs", "rounded to bf16"}};
   Results results(request.out, "solver", settings, request.command);
   const int threads = lla_get_num_threads();
@@ -109,7 +110,9 @@ bool run(const SolverRun& request, const Progress& progress) {
           }
           for (const Form form : {Form::centered, Form::z}) {
             for (const Arithmetic a : {Arithmetic::f64, Arithmetic::f32, Arithmetic::f16, Arithmetic::bf16}) {
-              records[i].push_back(measure(request, kind, list, {position, ridge, form, a}, truth));
+              for (const double tolerance : request.tolerances) {
+                records[i].push_back(measure(request, kind, list, {position, ridge, form, a, tolerance}, truth));
+              }
             }
           }
         });

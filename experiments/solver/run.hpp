@@ -15,7 +15,7 @@ struct SolverRun {
   std::vector<int> positions{16, 64, 128, 256, 512, 1024, 2048};  // keys a row sees
   std::vector<double> ridges{1, 0.1, 0.01, 1e-3, 1e-4, 1e-5};
   int rows = 4;  // independent heads per case
-  double tolerance = 1e-3;
+  std::vector<double> tolerances{1e-3, 1e-6};
   uint64_t seed = 1;
   fs::path out;
   std::string command;
