@@ -22,11 +22,12 @@ struct Statistics {
   double omega = 0;
   Vector p;  // normalised weights of the visible keys
   Vector mean_k, mean_v;
+  Vector covariance;  // of the keys, where there is something to solve (x is not given)
 };
 
 Statistics statistics(const Head& head, const Row& row);
 
-// A x = b for the row's A.
+// A x = b for the row's A = covariance + ridge.
 Solution solve_row(const Row& row, const Statistics& statistics, Span b, const SolveOptions& options);
 
 // The row's x: as given, or A x = q - mean_k.
