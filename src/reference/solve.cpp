@@ -81,6 +81,7 @@ Solution solve_cg(Span covariance, Span ridge, Span b, double tolerance, int max
   Vector direction = r;
   double rr = dot(r, r);
   const double norm_b = std::sqrt(rr);
+  Vector best = solution.x;
   double steepest = 0;  // largest curvature per squared length so far
   solution.iterations = 0;
   solution.residual = norm_b > 0 ? 1 : 0;
@@ -94,9 +95,12 @@ Solution solve_cg(Span covariance, Span ridge, Span b, double tolerance, int max
     const double curvature = dot(direction, a_direction);
     const double length = dot(direction, direction);
     steepest = std::max(steepest, curvature / length);
-    // Flat or falling: the step would be rounding noise blown up. The last x stands.
+    // Flat or falling: the step would be rounding noise blown up. Where b is out of A's reach the steps before this one went
+    // ever further for nothing, so the x of the smallest residual stands.
     if (!(curvature > std::max(noise, kFlat * steepest) * length)) {
       solution.status = LLA_ROW_BREAKDOWN;
+      solution.x = best;
+      solution.residual = *std::min_element(solution.trace.begin(), solution.trace.end());
       break;
     }
     const double alpha = rr / curvature;
@@ -109,6 +113,7 @@ Solution solve_cg(Span covariance, Span ridge, Span b, double tolerance, int max
     rr = rr_next;
     ++solution.iterations;
     solution.residual = std::sqrt(rr) / norm_b;
+    if (solution.residual < *std::min_element(solution.trace.begin(), solution.trace.end())) best = solution.x;
     solution.trace.push_back(solution.residual);
   }
   return solution;

@@ -1,4 +1,5 @@
-// Every implementation against the fp64 oracle on the six data kinds and on awkward shapes. The gates are those of docs/testing.md.
+// Every implementation against the fp64 oracle on the six data kinds and on awkward shapes. The gates are those of
+// docs/testing.md.
 #include <gtest/gtest.h>
 
 #include "support/gates.hpp"
@@ -22,7 +23,7 @@ void expect_accurate(const Spec& spec, data::Kind kind, double ridge, Gates gate
   const Forward want = oracle_forward(spec, inputs);
   const Backward want_gradients = gradients ? oracle_backward(spec, inputs) : Backward();
   for (const std::string& name : tested()) {
-    if (!takes(name, spec)) continue;
+    if (!takes(name, spec, gradients)) continue;
     const Forward got = run_forward(spec, inputs, name);
     ASSERT_EQ(got.status, LLA_OK) << got.message;
     const Error error = compare(spec, Side::queries, spec.value_dim, got.o, want.o);
@@ -37,7 +38,8 @@ void expect_accurate(const Spec& spec, data::Kind kind, double ridge, Gates gate
 }
 
 class Accuracy : public testing::TestWithParam<data::Kind> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, Accuracy, testing::ValuesIn(data::kinds), [](const auto& info) { return data::name(info.param); });
+INSTANTIATE_TEST_SUITE_P(Kinds, Accuracy, testing::ValuesIn(data::kinds),
+                         [](const auto& info) { return data::name(info.param); });
 
 Spec causal(int64_t length, int64_t dim, DType dtype) {
   Spec spec = self_attention(length, dim);
@@ -49,8 +51,10 @@ Spec causal(int64_t length, int64_t dim, DType dtype) {
 // The first rows of a head, most of which see fewer than 2 D keys.
 TEST_P(Accuracy, EarlyRowsF32) {
   for (const double ridge : {1.0, 0.1, 0.01}) {
-    expect_accurate(causal(reduced() ? 100 : 256, 64, DType::f32), GetParam(), ridge, accuracy_gates(DType::f32, ridge), true);
-    if (!reduced()) expect_accurate(causal(160, 128, DType::f32), GetParam(), ridge, accuracy_gates(DType::f32, ridge), true);
+    expect_accurate(causal(reduced() ? 100 : 256, 64, DType::f32), GetParam(), ridge, accuracy_gates(DType::f32, ridge),
+                    true);
+    if (!reduced())
+      expect_accurate(causal(160, 128, DType::f32), GetParam(), ridge, accuracy_gates(DType::f32, ridge), true);
   }
 }
 
@@ -140,8 +144,9 @@ TEST(Shapes, HeadDimensions) {
 }
 
 TEST(Shapes, Windows) {
-  for (const auto& [left, right] : {std::pair{0, 0}, std::pair{1, 0}, std::pair{7, 3}, std::pair{0, 5}, std::pair{63, 1}, std::pair{64, 64},
-                                    std::pair{-1, 2}, std::pair{2, -1}, std::pair{1000, 1000}}) {
+  for (const auto& [left, right] :
+       {std::pair{0, 0}, std::pair{1, 0}, std::pair{7, 3}, std::pair{0, 5}, std::pair{63, 1}, std::pair{64, 64},
+        std::pair{-1, 2}, std::pair{2, -1}, std::pair{1000, 1000}}) {
     for (const auto& [length_q, length_k] : {std::pair{140, 140}, std::pair{33, 140}, std::pair{140, 33}}) {
       Spec spec = causal(length_q, 8, DType::f32);
       spec.length_k = length_k;

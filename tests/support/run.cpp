@@ -220,38 +220,48 @@ Memory& memory_of(const std::string& implementation) {
   return find(implementation)->device == core::Device::cpu ? host_memory() : *cuda_memory();
 }
 
-bool takes(const std::string& implementation, const Spec& spec) {
-  ForwardArgs args;  // a question: sizes and options are enough for an answer
-  args.options = spec.options;
-  args.options.implementation = implementation.c_str();
+bool takes(const std::string& implementation, const Spec& spec, bool gradients) {
   const int device = memory_of(implementation).cuda_device();
-  const auto view = [&](const std::vector<int64_t>& size, DType dtype) {
-    lla_tensor t = lla::dense(nullptr, dtype, {}, device);
-    t.ndim = static_cast<int32_t>(size.size());
-    int64_t stride = 1;
-    for (size_t i = size.size(); i-- > 0;) {
-      t.size[i] = size[i];
-      t.stride[i] = stride;
-      stride *= std::max<int64_t>(size[i], 1);
-    }
-    return t;
+  const auto view = [&](DType dtype, const std::vector<int64_t>& size) {
+    return described(dtype, size, spec.layout, device);
   };
-  args.q = view(spec.rows_size(spec.dim), spec.dtype);
-  args.k = view(spec.keys_size(spec.dim), spec.dtype);
-  args.v = view(spec.keys_size(spec.value_dim), spec.dtype);
-  args.o = view(spec.rows_size(spec.value_dim), spec.output());
-  if (spec.ridge == RidgeShape::none) {
-    args.x = view(spec.rows_size(spec.dim), spec.dtype);
-  } else {
-    args.ridge = view(spec.ridge_size(), spec.ridge_dtype());
-  }
-  if (spec.packed()) {
-    args.cu_seqlens_q = args.cu_seqlens_k = view({static_cast<int64_t>(spec.cu_q.size())}, DType::i32);
-  }
+  const auto fill = [&](auto& args) {  // sizes, strides and options are enough for an answer
+    args.options = spec.options;
+    args.options.implementation = implementation.c_str();
+    args.q = view(spec.dtype, spec.rows_size(spec.dim));
+    args.k = view(spec.dtype, spec.keys_size(spec.dim));
+    args.v = view(spec.dtype, spec.keys_size(spec.value_dim));
+    if (spec.ridge == RidgeShape::none) {
+      args.x = view(spec.dtype, spec.rows_size(spec.dim));
+    } else {
+      args.ridge = view(spec.ridge_dtype(), spec.ridge_size());
+    }
+    if (spec.packed()) {
+      args.cu_seqlens_q = args.cu_seqlens_k =
+          described(DType::i32, {static_cast<int64_t>(spec.cu_q.size())}, Layout::dense, device);
+    }
+  };
+  ForwardArgs forward;
+  fill(forward);
+  forward.o = view(spec.output(), spec.rows_size(spec.value_dim));
   size_t bytes = 0;
-  const lla_status status = lla_forward_workspace(&args, &bytes);
+  lla_status status = lla_forward_workspace(&forward, &bytes);
+  if (status == LLA_OK && gradients) {
+    BackwardArgs backward;
+    fill(backward);
+    int64_t saved = 0;
+    lla_saved_size(&forward, &saved);
+    backward.saved = described(spec.ridge_dtype(), {saved}, Layout::dense, device);
+    backward.grad_o = view(spec.dtype, spec.rows_size(spec.value_dim));
+    backward.dq = view(spec.output(), spec.rows_size(spec.dim));
+    backward.dk = view(spec.output(), spec.keys_size(spec.dim));
+    backward.dv = view(spec.output(), spec.keys_size(spec.value_dim));
+    status = lla_backward_workspace(&backward, &bytes);
+  }
   if (find(implementation)->device == core::Device::cpu) {
     EXPECT_EQ(status, LLA_OK) << spec.text() << ": " << lla_last_error();
+  } else {
+    EXPECT_TRUE(status == LLA_OK || status == LLA_UNSUPPORTED) << spec.text() << ": " << lla_last_error();
   }
   return status == LLA_OK;
 }

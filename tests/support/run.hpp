@@ -56,8 +56,9 @@ Backward oracle_backward(const Spec& spec, const Inputs& inputs);
 // Implementations whose memory this binary has and whose device is there, in order of preference.
 std::vector<std::string> implementations_under_test();
 Memory& memory_of(const std::string& implementation);
-// False with a reason where an implementation may refuse (GPU); the CPU's may not, that is a test failure.
-bool takes(const std::string& implementation, const Spec& spec);
+// Whether the implementation runs the problem (and its backward pass). A GPU's may refuse; a refusal by the CPU's is a
+// test failure.
+bool takes(const std::string& implementation, const Spec& spec, bool gradients = true);
 
 // Fewer and smaller cases (LLA_TEST_REDUCED=1), for runs under sanitizers.
 bool reduced();

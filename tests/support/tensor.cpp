@@ -66,13 +66,21 @@ std::vector<double> rounded(std::vector<double> values, DType dtype) {
   return values;
 }
 
+lla_tensor described(DType dtype, const std::vector<int64_t>& size, Layout layout, int cuda_device) {
+  lla_tensor t{};
+  t.dtype = static_cast<int32_t>(dtype);
+  t.device_type = cuda_device < 0 ? LLA_CPU : LLA_CUDA;
+  t.device_index = std::max(0, cuda_device);
+  t.ndim = static_cast<int32_t>(size.size());
+  std::copy(size.begin(), size.end(), t.size);
+  set_strides(t, layout, 0);
+  return t;
+}
+
 TestTensor::TestTensor(Memory& memory, std::string name, DType dtype, std::vector<int64_t> size, Layout layout)
-    : name_(std::move(name)), first_(layout == Layout::padded ? 1 : 0) {
-  view_.dtype = static_cast<int32_t>(dtype);
-  view_.device_type = memory.cuda_device() < 0 ? LLA_CPU : LLA_CUDA;
-  view_.device_index = std::max(0, memory.cuda_device());
-  view_.ndim = static_cast<int32_t>(size.size());
-  std::copy(size.begin(), size.end(), view_.size);
+    : name_(std::move(name)),
+      view_(described(dtype, size, layout, memory.cuda_device())),
+      first_(layout == Layout::padded ? 1 : 0) {
   const int64_t elements = set_strides(view_, layout, first_);
   const size_t width = static_cast<size_t>(core::size_of(dtype));
   buffer_ = std::make_unique<GuardedBuffer>(memory, count(size) == 0 ? 0 : static_cast<size_t>(elements) * width);

@@ -25,6 +25,9 @@ void store_element(uint8_t* data, DType dtype, int64_t index, double value);
 double rounded(double value, DType dtype);
 std::vector<double> rounded(std::vector<double> values, DType dtype);
 
+// A view without memory: sizes and the strides of a layout, for questions. `cuda_device` < 0 means host memory.
+lla_tensor described(DType dtype, const std::vector<int64_t>& size, Layout layout, int cuda_device);
+
 class TestTensor {
  public:
   // Absent: the zeroed view.

@@ -1,0 +1,127 @@
+// Random problems against the oracle. A failure prints the line that repeats it:
+//     LLA_FUZZ_SEED=<seed> fuzz_test
+// LLA_FUZZ_SECONDS bounds the time (default 20), LLA_FUZZ_START the first of the seeds tried.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+
+#include "core/text.hpp"
+#include "support/gates.hpp"
+
+namespace lla::test {
+namespace {
+
+// Draws from a stream of its own: the n-th draw of a seed never changes because of an earlier branch.
+class Dice {
+ public:
+  explicit Dice(uint64_t seed) : seed_(seed) {}
+  int64_t between(int64_t low, int64_t high) {
+    return low + static_cast<int64_t>(data::uniform(seed_, 77, next_++) * static_cast<double>(high - low + 1));
+  }
+  bool one_in(int64_t n) { return between(1, n) == 1; }
+  template <class T>
+  T pick(std::initializer_list<T> choices) {
+    return choices.begin()[between(0, static_cast<int64_t>(choices.size()) - 1)];
+  }
+
+ private:
+  uint64_t seed_;
+  uint64_t next_ = 0;
+};
+
+struct FuzzCase {
+  Spec spec;
+  data::Kind kind;
+  double ridge;
+};
+
+std::vector<int32_t> random_bounds(Dice& dice, int64_t total, int64_t sequences) {
+  std::vector<int32_t> bounds = {0, static_cast<int32_t>(total)};
+  for (int64_t i = 1; i < sequences; ++i) bounds.push_back(static_cast<int32_t>(dice.between(0, total)));
+  std::sort(bounds.begin(), bounds.end());
+  return bounds;
+}
+
+FuzzCase make_case(uint64_t seed) {
+  Dice dice(seed);
+  FuzzCase c;
+  Spec& s = c.spec;
+  s.dtype = dice.pick({DType::f32, DType::f32, DType::f64, DType::bf16, DType::f16});
+  s.out_dtype = dice.one_in(3) && s.dtype != DType::f64 ? DType::f32 : DType::none;
+  s.dim = dice.one_in(4) ? dice.pick<int64_t>({1, 64, 80, 128}) : dice.between(1, 40);
+  s.value_dim = dice.one_in(2) ? s.dim : dice.between(1, 70);
+  s.heads_kv = dice.between(1, 3);
+  s.heads_q = s.heads_kv * dice.between(1, 3);
+  const int64_t longest = s.dim > 40 ? 90 : 200;
+  s.length_k = dice.one_in(20) ? 0 : dice.between(1, longest);
+  s.length_q = dice.one_in(2) ? s.length_k : dice.one_in(20) ? 0 : dice.between(1, longest);
+  s.batch = dice.one_in(30) ? 0 : dice.between(1, 2);
+  if (dice.one_in(3)) {
+    s.batch = 1;
+    const int64_t sequences = dice.between(1, 5);
+    s.cu_q = random_bounds(dice, s.length_q, sequences);
+    s.cu_k = random_bounds(dice, s.length_k, sequences);
+  }
+  s.ridge =
+      dice.pick({RidgeShape::none, RidgeShape::scalar, RidgeShape::head, RidgeShape::token, RidgeShape::dimension});
+  s.layout = dice.pick({Layout::dense, Layout::dense, Layout::head_major, Layout::padded, Layout::scattered});
+  s.options.causal = dice.one_in(2) ? 1 : 0;
+  if (dice.one_in(3)) s.options.window_left = dice.between(0, 70);
+  if (dice.one_in(3)) s.options.window_right = dice.between(0, 70);
+  if (dice.one_in(4)) s.options.scale = 0.05 * static_cast<double>(dice.between(0, 10));
+  s.options.solver =
+      static_cast<int32_t>(dice.pick({LLA_SOLVER_AUTO, LLA_SOLVER_AUTO, LLA_SOLVER_CG, LLA_SOLVER_DIRECT}));
+  s.options.weights = static_cast<int32_t>(dice.pick({LLA_WEIGHTS_AUTO, LLA_WEIGHTS_RECOMPUTE, LLA_WEIGHTS_CACHED}));
+  s.options.tolerance = tight_tolerance(s.dtype);
+  s.options.max_iterations = static_cast<int32_t>(20 * s.dim + 200);
+  c.kind = data::kinds[dice.between(0, 5)];
+  c.ridge = dice.pick({10.0, 1.0, 0.1, 0.01});
+  return c;
+}
+
+// The fuzzer looks for wrong code, not for the last bit: gates for known kinds and sizes are the accuracy test's.
+constexpr double kSlack = 5;
+
+void run_case(uint64_t seed) {
+  const FuzzCase c = make_case(seed);
+  SCOPED_TRACE(core::cat("repeat with: LLA_FUZZ_SEED=", seed, " fuzz_test    (", data::name(c.kind), ", ridge ",
+                         c.ridge, ", ", c.spec.text(), ")"));
+  const Inputs inputs = make_inputs(c.spec, c.kind, c.ridge, seed);
+  const Forward want = oracle_forward(c.spec, inputs);
+  const Backward want_gradients = oracle_backward(c.spec, inputs);
+  const Gates gates = accuracy_gates(c.spec.dtype, c.ridge);
+  for (const std::string& name : implementations_under_test()) {
+    if (!takes(name, c.spec)) continue;
+    SCOPED_TRACE(name);
+    const Forward got = run_forward(c.spec, inputs, name);
+    ASSERT_EQ(got.status, LLA_OK) << got.message;
+    expect_output(c.spec, got.o, want.o, kSlack * gates.output);
+    const Backward gradients = run_backward(c.spec, inputs, got.saved, name);
+    ASSERT_EQ(gradients.status, LLA_OK) << gradients.message;
+    expect_gradients(c.spec, gradients, want_gradients, kSlack * gates.gradient);
+  }
+}
+
+uint64_t from_environment(const char* name, uint64_t otherwise) {
+  const char* value = std::getenv(name);
+  return value ? std::strtoull(value, nullptr, 10) : otherwise;
+}
+
+TEST(Fuzz, RandomProblems) {
+  if (std::getenv("LLA_FUZZ_SEED")) return run_case(from_environment("LLA_FUZZ_SEED", 0));
+  const auto start = std::chrono::steady_clock::now();
+  const std::chrono::seconds limit(from_environment("LLA_FUZZ_SECONDS", reduced() ? 10 : 20));
+  const uint64_t first = from_environment("LLA_FUZZ_START", 1);
+  uint64_t seed = first;
+  for (; std::chrono::steady_clock::now() - start < limit; ++seed) {
+    run_case(seed);
+    if (HasFatalFailure() || HasNonfatalFailure()) break;  // one case at a time
+  }
+  RecordProperty("cases", static_cast<int>(seed - first));
+  EXPECT_GT(seed, first + 2) << "too slow to have tested anything";
+}
+
+}  // namespace
+}  // namespace lla::test
