@@ -15,6 +15,7 @@ struct Solve {
   T squared = 0;   // of the residual
   T norm = 0;      // of the right-hand side
   T steepest = 0;  // largest curvature per squared length so far
+  T ridge = std::numeric_limits<T>::infinity();  // the smallest of the row's
   T omega = 1, max = 0;
   int64_t ridge_offset = 0;
   int32_t status = LLA_ROW_OK;
@@ -38,7 +39,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
   const T log2_factor = log2_scale<T>(p);
   const T tolerance = static_cast<T>(p.tolerance);
   // Below this share of the largest curvature a step is rounding noise blown up.
-  const T noise = 4 * std::numeric_limits<T>::epsilon();
+  constexpr T kEpsilon = std::numeric_limits<T>::epsilon();
+  constexpr T kNoise = 8 * kEpsilon;
   const Source k = key_rows<T>(a.k, block.sequence, block.head / p.group(), p.dim);
   load_tile<C::kOwn, C>(own_q, query_rows<T>(a.q, block, p.dim), 0, block.count, nullptr, Always{});
 
@@ -60,18 +62,25 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
     for (int c = 0; c < C::kColumns; ++c) {
       if (lane() + kLanes * c < columns) direction_at(r, c) = Vec<T>{};
     }
+    T mean_squares = 0;
     if (s.active) {
       for_columns<C>(p.dim, [&](int c, int e, int column) {
-        T& rest = a.rows.rest[q.row * p.dim + column];
-        if (removes(ridge_at(a, s.ridge_offset, column))) rest = 0;
-        const T value = rest;
+        const int64_t at = q.row * p.dim + column;
+        const T ridge = ridge_at(a, s.ridge_offset, column);
+        const T value = removes(ridge) ? T(0) : a.rows.rest[at];
+        s.ridge = fmin(s.ridge, ridge);
+        a.rows.rest[at] = value;
+        a.solution[at] = 0;
         direction_at(r, c).at[e] = value;
-        a.solution[q.row * p.dim + column] = 0;
         s.squared += value * value;
+        mean_squares += a.rows.mean_k[at] * a.rows.mean_k[at];
       });
     }
     s.squared = row_sum(s.squared);
     s.norm = sqrt(s.squared);
+    s.ridge = -row_max(-s.ridge);
+    // Rounding of u.k - u.mean_k alone makes a curvature of the square of a few epsilon |mean_k|: less is no curvature.
+    s.steepest = T(0.5) * static_cast<T>(p.dim) * kEpsilon * row_sum(mean_squares);
   }
 
   while (true) {
@@ -99,10 +108,10 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
     if (!__syncthreads_or(working)) return;
     const bool warp_works = __any_sync(~0u, working);
 
-    T mean[C::kRows], sum[C::kRows];
+    T mean[C::kRows], sum[C::kRows], weight_squares[C::kRows];
 #pragma unroll
     for (int r = 0; r < C::kRows; ++r) {
-      mean[r] = sum[r] = 0;
+      mean[r] = sum[r] = weight_squares[r] = 0;
       if (solve[r].active) {
         for_columns<C>(p.dim, [&](int c, int e, int column) {
           mean[r] += direction_at(r, c).at[e] * a.rows.mean_k[query[r].row * p.dim + column];
@@ -127,6 +136,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
           const T w = visible ? power_of_two(s[0][r][c] * log2_factor - solve[r].max) : T(0);
           u[r][c] = w * (s[1][r][c] - mean[r]);
           sum[r] += u[r][c];
+          weight_squares[r] += w * w;
         }
       }
       weights.put(u);
@@ -138,6 +148,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
       Solve<T>& s = solve[r];
       const Query& q = query[r];
       const T total = row_sum(sum[r]);
+      const T effective_keys = s.omega * s.omega / row_sum(weight_squares[r]);
       T curvature = 0, length = 0, next = 0;
       if (s.active) {
         for_columns<C>(p.dim, [&](int c, int e, int column) {
@@ -153,7 +164,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
       curvature = row_sum(curvature);
       length = row_sum(length);
       s.steepest = fmax(s.steepest, curvature / length);
-      const bool flat = !(curvature > noise * s.steepest * length);
+      const bool flat = !(curvature > kNoise * s.steepest * length);
       const T step = s.squared / curvature;
       if (s.active && !flat) {
         for_columns<C>(p.dim, [&](int c, int e, int column) {
@@ -177,6 +188,10 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
       });
       s.squared = next;
       ++s.iterations;
+      // A tiny ridge and weights on few keys: the tolerance can be met and the output still be wrong, because the residual
+      // says little about the directions that decide it.
+      const bool doubtful = s.ridge < T(1e-3) * s.steepest && effective_keys <= T(2) * static_cast<T>(p.dim);
+      if (a.rescue && doubtful) s.status = LLA_ROW_BREAKDOWN;
     }
     __syncwarp();  // the new directions are read by the other threads of their rows
   }

@@ -30,7 +30,7 @@ struct Row {
   double* query_at;  // q
   double* center;    // the point A is formed about
   double* mean;      // mean key minus the center
-  double* diagonal;
+  double* smallest;  // pivots not above these say nothing
   double* x;
   double* gradient;     // backward: dL/do
   double* mean_value;   // backward: the point values are centered about
@@ -157,10 +157,14 @@ __device__ double form(const Row<T>& row) {
   if (d < row.dim) row.mean[d] = sum / omega;
   __syncthreads();
   if (d < row.dim) {
+    constexpr double kEpsilon = std::numeric_limits<double>::epsilon();
     const bool removed = d >= p.dim || removes(ridge(d));
     const double rhs = a.grad_o ? sum_gamma_k / omega - sum_gamma / omega * row.mean[d]
                                 : row.query_at[d] - row.center[d] - row.mean[d];
-    row.diagonal[d] = removed ? 1 : row.matrix.at(d, d) / omega - row.mean[d] * row.mean[d] + ridge(d);
+    // Rounding: of the elimination, which is relative to the sums A started from, and of the mean key.
+    const double mean_error = static_cast<double>(row.query.keys()) * kEpsilon * (row.center[d] + row.mean[d]);
+    const double start = row.matrix.at(d, d) / omega + (removed ? 1 : ridge(d));
+    row.smallest[d] = fmax(row.dim * kEpsilon * start, mean_error * mean_error);
     row.matrix.at(row.dim, d) = removed ? 0 : rhs;
   }
   __syncthreads();
@@ -168,8 +172,9 @@ __device__ double form(const Row<T>& row) {
     const bool row_removed = i >= p.dim || removes(ridge(i));
     for (int j = threadIdx.x % 32; j <= i; j += 32) {
       double& entry = row.matrix.at(i, j);
-      const bool removed = row_removed || j >= p.dim || removes(ridge(j));
-      entry = i == j ? row.diagonal[i] : removed ? 0 : entry / omega - row.mean[i] * row.mean[j];
+      const bool removed = row_removed || removes(ridge(j));
+      const double covariance = entry / omega - row.mean[i] * row.mean[j];
+      entry = removed ? (i == j ? 1 : 0) : covariance + (i == j ? ridge(i) : 0);
     }
   }
   return omega;
@@ -215,7 +220,7 @@ __device__ void solve_row(const Row<T>& row) {
   __syncthreads();
   load_vectors(row);
   const double omega = form(row);
-  const bool skipped = factor(row.matrix, row.dim, row.diagonal, row.tile);
+  const bool skipped = factor(row.matrix, row.dim, row.smallest, row.tile);
   back_substitute(row.matrix, row.dim, row.x);
   __syncthreads();
   if (static_cast<int>(threadIdx.x) < p.dim) a.solution[row.query.row * p.dim + threadIdx.x] = static_cast<T>(row.x[threadIdx.x]);
@@ -263,7 +268,7 @@ __global__ void __launch_bounds__(D::kThreads) direct_kernel(const __grid_consta
   row.query_at = take(dim + 4);
   row.center = take(dim + 4);
   row.mean = take(dim + 4);
-  row.diagonal = take(dim + 4);
+  row.smallest = take(dim + 4);
   row.x = take(dim + 4);
   row.root = take(2 * D::kKeys);
   row.gamma = take(2 * D::kKeys);

@@ -1,8 +1,6 @@
 // LDL^T of a small symmetric matrix by one block, in double, pivots guarded; and the solve that comes with it.
 #pragma once
 
-#include <limits>
-
 #include "cuda/portable/config.hpp"
 
 namespace lla::cuda::portable {
@@ -29,8 +27,8 @@ struct Panel {
   double inverse[4];  // of the pivots; 0 where the pivot says nothing
   bool skipped = false;
 
-  // diagonal[i]: entries of the matrix before elimination, the yardstick for what a pivot can lose to rounding.
-  __device__ Panel(Triangle m, int first, int dim, const double* diagonal) {
+  // smallest[i]: what rounding alone can make of pivot i.
+  __device__ Panel(Triangle m, int first, const double* smallest) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
 #pragma unroll
@@ -39,7 +37,7 @@ struct Panel {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const double pivot = lower[j][j];
-      const bool usable = pivot > dim * std::numeric_limits<double>::epsilon() * diagonal[first + j];
+      const bool usable = pivot > smallest[first + j];
       skipped |= !usable;
       inverse[j] = usable ? 1 / pivot : 0;
 #pragma unroll
@@ -55,12 +53,12 @@ struct Panel {
 
 // Eliminates all `dim` columns (a multiple of 4); panel_rows is scratch for 4 (dim + 4) values. Says whether a pivot was
 // skipped. All threads of the block take part.
-__device__ inline bool factor(Triangle m, int dim, const double* diagonal, double* panel_rows) {
+__device__ inline bool factor(Triangle m, int dim, const double* smallest, double* panel_rows) {
   const int rows = dim + 4;
   bool skipped = false;
   for (int first = 0; first < dim; first += 4) {
     __syncthreads();
-    const Panel panel(m, first, dim, diagonal);
+    const Panel panel(m, first, smallest);
     skipped |= panel.skipped;
     __syncthreads();  // everyone has read the diagonal tile
     for (int row = first + threadIdx.x; row < rows; row += blockDim.x) {

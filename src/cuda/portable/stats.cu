@@ -5,24 +5,31 @@
 namespace lla::cuda::portable {
 namespace {
 
-// An illegal ridge, or a given x that is not finite.
+// What this thread finds in its part of the row's ridge or given x.
+struct Parameters {
+  bool bad = false;   // an illegal ridge, or an x that is not finite
+  bool zero = false;  // a ridge of zero
+};
+
 template <class C, class T>
-__device__ bool bad_parameters(const Arguments<T>& a, const QueryBlock& block, const Query& q) {
+__device__ Parameters parameters(const Arguments<T>& a, const QueryBlock& block, const Query& q) {
   const core::Problem& p = a.problem;
-  bool bad = false;
-  if (!q.exists) return false;
+  Parameters found;
+  if (!q.exists) return found;
   const core::Operand& t = p.given_x() ? a.x : a.ridge;
   const int64_t offset = row_offset(t, block.sequence, block.head, q.index);
   for_columns<C>(p.dim, [&](int, int, int column) {
     const T value = load_as<T>(t.data, t.dtype, offset + column * t.stride[3]);
-    bad |= p.given_x() ? !isfinite(value) : !(value >= T(0));
+    found.bad |= p.given_x() ? !isfinite(value) : !(value >= T(0));
+    found.zero |= !p.given_x() && value == T(0);
   });
-  return bad;
+  return found;
 }
 
 template <class C, class T>
 struct RowResult {
   int32_t kind;
+  int32_t status;
   T max, omega;
   const Accumulator<C, T>* sum_k;
   const Accumulator<C, T>* sum_v;
@@ -67,7 +74,7 @@ __device__ void write_row(const Arguments<T>& a, const QueryBlock& block, const 
   a.rows.kind[q.row] = result.kind;
   if (a.info.iterations) a.info.iterations[q.row] = -1;
   if (a.info.residual) a.info.residual[q.row] = -1.0f;
-  if (a.info.status) a.info.status[q.row] = result.kind == kBad ? LLA_ROW_NAN : LLA_ROW_OK;
+  if (a.info.status) a.info.status[q.row] = result.status;
 }
 
 template <class T, int kDim>
@@ -94,7 +101,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) stats_kernel(con
 
   Query query[C::kRows];
   T max[C::kRows], omega[C::kRows];
-  bool bad[C::kRows];
+  Parameters found[C::kRows];
   Accumulator<C, T> sum_k, sum_v;
   sum_k.zero();
   sum_v.zero();
@@ -103,7 +110,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) stats_kernel(con
     query[r] = owned_query<C>(p, block, r);
     max[r] = -std::numeric_limits<T>::infinity();
     omega[r] = 0;
-    bad[r] = bad_parameters<C>(a, block, query[r]);
+    found[r] = parameters<C>(a, block, query[r]);
   }
 
   for (int64_t first = block.key_begin; first < block.key_end; first += C::kOther) {
@@ -124,7 +131,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) stats_kernel(con
         logit[0][r][c] *= log2_factor;
         if (!query[r].sees(first + column)) continue;
         largest = fmax(largest, logit[0][r][c]);
-        bad[r] |= bad_key[column] != 0;
+        found[r].bad |= bad_key[column] != 0;
       }
       const T next = ceil(row_max(largest));
       if (next > max[r]) {  // also the first time: the sums are zero then, and so is the factor
@@ -148,13 +155,17 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) stats_kernel(con
 #pragma unroll
   for (int r = 0; r < C::kRows; ++r) {
     const T total = row_sum(omega[r]);
-    const bool any_bad = row_any(bad[r] || bad_query[group() + C::kGroups * r] != 0);
+    const bool any_bad = row_any(found[r].bad || bad_query[group() + C::kGroups * r] != 0);
+    const bool any_zero = row_any(found[r].zero);
     if (!query[r].exists) continue;
     const int64_t n = query[r].keys();
     // Logits out of range leave an omega that is no number, or none at all.
     const bool usable = isfinite(total) && total > T(0) && !any_bad;
     const int32_t kind = n == 0 ? kEmpty : !usable ? kBad : n == 1 ? kSingle : kRegular;
-    write_row<C, T>(a, block, query[r], r, {kind, max[r], total, &sum_k, &sum_v});
+    // One key and no ridge: A is zero somewhere, and whoever solved it would have to say so.
+    const bool flat = kind == kSingle && any_zero;
+    const int32_t status = kind == kBad ? LLA_ROW_NAN : flat ? LLA_ROW_BREAKDOWN : LLA_ROW_OK;
+    write_row<C, T>(a, block, query[r], r, {kind, status, max[r], total, &sum_k, &sum_v});
   }
 }
 
