@@ -1,0 +1,59 @@
+// What both roles of a forward block derive from a work item.
+#pragma once
+
+#include "cuda/sm90/forward/params.hpp"
+#include "cuda/sm90/fragment.cuh"
+#include "cuda/sm90/scale.hpp"
+#include "cuda/sm90/schedule.hpp"
+
+namespace lla::cuda::sm90 {
+
+struct ForwardBlock {
+  Block block;
+  TileRange tiles;      // of both warpgroups
+  int32_t head_index;   // of the key head in HeadStatistics and the copies
+  int64_t key_row;      // of the sequence's first key in the copies
+
+  __device__ __forceinline__ ForwardBlock(const ForwardParams& p, int64_t item, int tile_keys)
+      : block(block_of_item(p.shape, p.cu_q, p.cu_k, item)) {
+    tiles = tiles_of(visible_keys(p.shape, block, block.first_row, kBlockRows), tile_keys);
+    const int32_t kv_head = block.head / p.shape.group;
+    head_index = p.shape.packed ? kv_head : block.batch * p.heads_kv + kv_head;
+    key_row = int64_t{head_index} * (p.shape.packed ? p.shape.total_k : p.shape.seqlen_k) + block.start_k;
+  }
+};
+
+// Powers of two the pre-pass scaled a head by, and the bound of its scaled keys' norms.
+struct HeadScales {
+  float key, value, key_norm;
+
+  __device__ __forceinline__ HeadScales(const ForwardParams& p, int head_index) {
+    const uint4 head = *reinterpret_cast<const uint4*>(p.heads + head_index);
+    key = power_of_two_scale(__uint_as_float(head.x));
+    value = power_of_two_scale(__uint_as_float(head.y));
+    key_norm = __uint_as_float(head.z);
+  }
+};
+
+// The two rows a thread works on; one that does not exist stands for the last.
+struct OwnRows {
+  Pair<int> row;
+  Pair<bool> exists;
+
+  __device__ __forceinline__ OwnRows(const Block& block, int group, const Lane& lane) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int wanted = block.first_row + group * kGroupRows + lane.row + 8 * r;
+      exists[r] = wanted < block.length_q;
+      row[r] = min(wanted, block.length_q - 1);
+    }
+  }
+};
+
+// Of the saved and info outputs: core::row_index.
+__device__ __forceinline__ int64_t row_index(const ForwardParams& p, const Block& block, int row) {
+  return p.shape.packed ? int64_t{block.head} * p.shape.total_q + block.start_q + row
+                        : (int64_t{block.batch} * p.shape.heads_q + block.head) * p.shape.seqlen_q + row;
+}
+
+}  // namespace lla::cuda::sm90

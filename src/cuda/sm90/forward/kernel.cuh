@@ -1,0 +1,39 @@
+// The forward kernel: one persistent block per multiprocessor, a copying warpgroup and two that multiply.
+#pragma once
+
+#include "cuda/sm90/forward/consumer.cuh"
+#include "cuda/sm90/forward/producer.cuh"
+
+namespace lla::cuda::sm90 {
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    forward_kernel(const __grid_constant__ CUtensorMap keys, const __grid_constant__ CUtensorMap values,
+                   const __grid_constant__ ForwardParams p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& s = *reinterpret_cast<ForwardShared<Config>*>(memory);
+  if (threadIdx.x == 0) {
+    s.ring.init();
+    for (int i = 0; i < 2; ++i) {
+      s.item_full[i].init(1);
+      s.item_empty[i].init(Config::kGroups);
+    }
+    s.decided.init(Config::kGroups);
+    barrier_init_fence();
+  }
+  __syncthreads();
+  const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);  // known to be uniform
+  if (warpgroup == 0) {
+    give_registers<Config::kProducerRegisters>();
+    if (threadIdx.x == 0) {
+      prefetch_map(&keys);
+      prefetch_map(&values);
+      Producer<Config>{s, p, &keys, &values, p.weights + blockIdx.x * p.weights_stride}.run();
+    }
+  } else {
+    take_registers<Config::kConsumerRegisters>();
+    Consumer<Config>{s, p, warpgroup - 1}.run();
+  }
+}
+
+}  // namespace lla::cuda::sm90

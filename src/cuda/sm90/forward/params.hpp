@@ -1,0 +1,55 @@
+// Everything the forward kernel is told, by value.
+#pragma once
+
+#include <cstdint>
+
+#include "core/problem.hpp"
+#include "cuda/sm90/schedule.hpp"
+#include "cuda/sm90/workspace.hpp"
+
+namespace lla::cuda::sm90 {
+
+// Rows addressed by (batch, position, head); strides in elements.
+struct Rows {
+  void* data;
+  int64_t batch, position, head;
+  DType dtype;
+  bool vectors;  // rows are 16-byte aligned: read in 16-byte pieces
+};
+
+struct Ridge {
+  const float* data;
+  int64_t batch, position, head, dim;  // strides, 0 where broadcast
+  bool per_dim;
+};
+
+// Sections of the saved vector; null when not asked for.
+struct Saved {
+  float *max, *omega, *mean_k, *mean_v, *x;
+};
+
+struct ForwardParams {
+  Shape shape;
+  int32_t dim, value_dim;
+  int32_t heads_kv;
+  Rows q, o, x;  // x.data null: solve
+  Ridge ridge;
+  Saved saved;
+  core::RowOutputs info;
+  const int32_t *cu_q, *cu_k;
+  float scale_log2;  // |scale| log2(e); the sign goes into Q
+  bool negative_scale;
+  float tolerance_squared;
+  int32_t max_iterations;
+  // workspace
+  Header* header;
+  const HeadStatistics* heads;
+  const uint8_t *bad_keys, *bad_values;
+  float* scratch;
+  int64_t scratch_stride;  // floats
+  uint4* weights;
+  int64_t weights_stride;  // uint4
+  int64_t items;
+};
+
+}  // namespace lla::cuda::sm90

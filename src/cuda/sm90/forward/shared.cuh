@@ -1,0 +1,41 @@
+// Shared memory of a forward block.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "cuda/sm90/forward/config.hpp"
+#include "cuda/sm90/tiles.cuh"
+
+namespace lla::cuda::sm90 {
+
+// What a warpgroup's passes need to know of its item. Kept here, not in registers: a pass has none to spare.
+struct GroupTiles {
+  int first, count;   // tiles of the block
+  TileRange own;      // those this warpgroup can see, relative to the first
+  KeyRange unmasked;  // keys all its rows see
+  int diagonal;       // first row + Lk - Lq
+  int length_k;
+};
+
+template <class Config>
+struct alignas(1024) ForwardShared {
+  __half tiles[Config::kStages][Config::kTileElements];
+  __half q[Config::kGroups][kGroupRows * Config::kDim];
+  __half p[Config::kGroups][kGroupRows * Config::kDim];        // direction; x (high part) in the output pass
+  float residual[Config::kGroups][kGroupRows * Config::kDim];  // fragment order; x (low part) in the output pass
+  Ring<Config::kStages> ring;
+  Barrier item_full[2], item_empty[2];
+  Barrier decided;  // both warpgroups said whether they need another pass
+  int64_t item[2];
+  int more[2][2];  // [decision parity][warpgroup]
+  int head_index[2];  // of the item's key head, [item parity]
+  GroupTiles group_tiles[Config::kGroups];
+  LiveTiles<Config::kLiveWords> live[2];  // [item parity]
+  float q_scale[Config::kGroups][kGroupRows];  // NaN for a row with a non-finite element
+};
+
+// Named barriers of a block.
+inline constexpr int kGroupBarrier = 1;  // + warpgroup: its 128 threads
+inline constexpr int kTurnBarrier = 3;   // + warpgroup: it may issue products
+
+}  // namespace lla::cuda::sm90

@@ -1,0 +1,86 @@
+// The registers a thread holds of a 64 x N product: rows g and g + 8 of its warp's sixteen (g = lane / 4), and of every
+// eight columns the pair 2t, 2t + 1 (t = lane % 4). Element e: column 8 (e / 4) + 2t + e % 2, row g + 8 (e / 2 % 2).
+// Four threads (a quad) share a row.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace lla::cuda::sm90 {
+
+inline constexpr int kWarpgroup = 128;  // threads
+inline constexpr int kGroupRows = 64;   // queries of a warpgroup
+
+// One value for each of the two rows a thread shares.
+template <class T>
+using Pair = T[2];
+
+__device__ __forceinline__ constexpr int row_of(int element) { return (element >> 1) & 1; }
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+// Memory accesses stay on their side of this: without it the compiler hoists the loads of a whole unrolled loop and runs out
+// of registers.
+__device__ __forceinline__ void keep_order() { asm volatile("" ::: "memory"); }
+
+__device__ __forceinline__ uint32_t pack(float a, float b) {
+  const __half2 h = __floats2half2_rn(a, b);
+  return *reinterpret_cast<const uint32_t*>(&h);
+}
+__device__ __forceinline__ float2 unpack(uint32_t word) { return __half22float2(*reinterpret_cast<const __half2*>(&word)); }
+
+// Rows a thread owns in its warpgroup, and its column pair in every eight.
+struct Lane {
+  int thread;  // 0 .. 127 in the warpgroup
+  int row;     // the second row is row + 8
+  int column;  // 2t
+
+  __device__ __forceinline__ explicit Lane(int thread_in_group)
+      : thread(thread_in_group),
+        row(thread_in_group / 32 * 16 + thread_in_group % 32 / 4),
+        column(thread_in_group % 4 * 2) {}
+
+  // Byte offset of columns (8 block + 2t, + 1) of row `row + 8 second` in a 64-row, 128-byte-swizzled tile.
+  __device__ __forceinline__ uint32_t tile_offset(int block, int second) const {
+    const int r = row + 8 * second;
+    return static_cast<uint32_t>((block / 8) * (kGroupRows * 128) + r * 128 + (((block % 8) ^ (r & 7)) << 4) + column * 2);
+  }
+};
+
+// Private vectors of a thread in fragment order: kDim / 8 quads of floats, those of one index side by side over threads.
+template <int kDim>
+struct Fragment {
+  static constexpr int kQuads = kDim / 8;
+  static constexpr int64_t kElements = int64_t{kGroupRows} * kDim;  // of one warpgroup
+
+  __device__ __forceinline__ static void load(float (&to)[kDim / 2], const float* from, int thread) {
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      const float4 v = reinterpret_cast<const float4*>(from)[i * kWarpgroup + thread];
+      to[4 * i] = v.x, to[4 * i + 1] = v.y, to[4 * i + 2] = v.z, to[4 * i + 3] = v.w;
+    }
+  }
+  __device__ __forceinline__ static void store(float* to, const float (&from)[kDim / 2], int thread) {
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      reinterpret_cast<float4*>(to)[i * kWarpgroup + thread] =
+          make_float4(from[4 * i], from[4 * i + 1], from[4 * i + 2], from[4 * i + 3]);
+    }
+  }
+  __device__ __forceinline__ static void fill(float* to, float value, int thread) {
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      reinterpret_cast<float4*>(to)[i * kWarpgroup + thread] = make_float4(value, value, value, value);
+    }
+  }
+};
+
+}  // namespace lla::cuda::sm90

@@ -1,0 +1,107 @@
+// Warpgroup products C (64 x N, fp32 registers) += A (64 x 16k) B (16k x N) on 128-byte-swizzled fp16 tiles.
+//
+// A tile in shared memory is what the copy engine writes with a 128-byte swizzle: columns in groups of 64 (128 bytes),
+// each group `rows` x 128 bytes. Read along its rows it is a K-major operand (Q, P, and K in Q Kᵀ); read across them it
+// is an MN-major B operand (K and V in U K, S V): both from the same bytes.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cute/arch/mma_sm90_desc.hpp>
+#include <cute/arch/mma_sm90_gmma.hpp>
+#include <utility>
+
+#include "cuda/sm90/ptx.cuh"
+
+namespace lla::cuda::sm90 {
+
+__device__ __forceinline__ void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int kPending>
+__device__ __forceinline__ void mma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// The compiler does not know that a product in flight writes its registers: this pins them where it stands.
+template <int kCount>
+__device__ __forceinline__ void pin(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+template <int kCount>
+__device__ __forceinline__ void pin(uint32_t (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
+}
+
+namespace detail {
+
+using cute::SM90::GMMA::Major;
+using cute::SM90::GMMA::ScaleOut;
+
+template <int kColumns, Major kMajorB>
+struct Atom;
+template <Major kMajorB>
+struct Atom<64, kMajorB> {
+  using SS = cute::SM90::GMMA::MMA_64x64x16_F32F16F16_SS<Major::K, kMajorB>;
+  using RS = cute::SM90::GMMA::MMA_64x64x16_F32F16F16_RS<Major::K, kMajorB>;
+};
+template <Major kMajorB>
+struct Atom<96, kMajorB> {
+  using SS = cute::SM90::GMMA::MMA_64x96x16_F32F16F16_SS<Major::K, kMajorB>;
+  using RS = cute::SM90::GMMA::MMA_64x96x16_F32F16F16_RS<Major::K, kMajorB>;
+};
+template <Major kMajorB>
+struct Atom<128, kMajorB> {
+  using SS = cute::SM90::GMMA::MMA_64x128x16_F32F16F16_SS<Major::K, kMajorB>;
+  using RS = cute::SM90::GMMA::MMA_64x128x16_F32F16F16_RS<Major::K, kMajorB>;
+};
+
+template <class Instruction, int kCount, size_t... kIndex>
+__device__ __forceinline__ void issue_ss(float (&c)[kCount], uint64_t a, uint64_t b, ScaleOut scale,
+                                         std::index_sequence<kIndex...>) {
+  Instruction::fma(a, b, c[kIndex]..., scale);
+}
+template <class Instruction, int kCount, size_t... kIndex>
+__device__ __forceinline__ void issue_rs(float (&c)[kCount], const uint32_t* a, uint64_t b, std::index_sequence<kIndex...>) {
+  Instruction::fma(a[0], a[1], a[2], a[3], b, c[kIndex]..., ScaleOut::One);
+}
+
+__device__ __forceinline__ uint64_t descriptor(const void* tile, uint32_t leading_bytes) {
+  cute::GmmaDescriptor d;
+  d.bitfield.start_address_ = static_cast<uint16_t>(shared_address(tile) >> 4);
+  d.bitfield.leading_byte_offset_ = static_cast<uint16_t>(leading_bytes >> 4);
+  d.bitfield.stride_byte_offset_ = 1024 >> 4;  // 8 rows of 128 bytes
+  d.bitfield.base_offset_ = 0;
+  d.bitfield.layout_type_ = 1;  // 128-byte swizzle
+  return d.desc_;
+}
+
+}  // namespace detail
+
+// C (+)= A Bᵀ: A holds 64 rows, B kColumns rows, both kDim wide. C is overwritten unless kAccumulate.
+template <int kDim, int kColumns, bool kAccumulate = false>
+__device__ __forceinline__ void product_transposed(float (&c)[kColumns / 2], const __half* a, const __half* b) {
+  using Instruction = typename detail::Atom<kColumns, detail::Major::K>::SS;
+  const uint64_t da = detail::descriptor(a, 16), db = detail::descriptor(b, 16);
+#pragma unroll
+  for (int k = 0; k < kDim / 16; ++k) {
+    const int group = k / 4, within = (k % 4) * 2;  // in units of 16 bytes
+    detail::issue_ss<Instruction>(c, da + group * (64 * 8) + within, db + group * (kColumns * 8) + within,
+                                  k == 0 && !kAccumulate ? detail::ScaleOut::Zero : detail::ScaleOut::One,
+                                  std::make_index_sequence<kColumns / 2>{});
+  }
+}
+
+// C += A B: A is 64 x kKeys in registers (4 words per 16 keys), B the kKeys rows of a tile, kDim wide.
+template <int kDim, int kKeys>
+__device__ __forceinline__ void product(float (&c)[kDim / 2], const uint32_t (&a)[kKeys / 4], const __half* b) {
+  using Instruction = typename detail::Atom<kDim, detail::Major::MN>::RS;
+  const uint64_t db = detail::descriptor(b, kKeys * 128);
+#pragma unroll
+  for (int k = 0; k < kKeys / 16; ++k) {
+    detail::issue_rs<Instruction>(c, &a[4 * k], db + k * (16 * 128 / 16), std::make_index_sequence<kDim / 2>{});
+  }
+}
+
+}  // namespace lla::cuda::sm90

@@ -1,0 +1,116 @@
+// Two small kernels, both bound by memory: the largest finite magnitude of every head, then the scaled copies.
+// A row with a non-finite element is written as zeros and marked: it cannot disturb anyone who does not see it, and the
+// forward kernel makes the rows that do see it NaN.
+#include "cuda/common/runtime.hpp"
+#include "cuda/sm90/prepass.hpp"
+#include "cuda/sm90/rows.cuh"
+#include "cuda/sm90/scale.hpp"
+
+namespace lla::cuda::sm90 {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kRowsPerBlock = 128;
+
+struct Part {
+  int32_t head, first, last;  // positions [first, last) of a head
+};
+
+__device__ __forceinline__ Part part_of_block(const PrepassParams& p) {
+  const uint32_t parts = (p.positions + kRowsPerBlock - 1) / kRowsPerBlock;
+  const uint32_t head = blockIdx.x / parts;
+  const int32_t first = static_cast<int32_t>(blockIdx.x - head * parts) * kRowsPerBlock;
+  return {static_cast<int32_t>(head), first, min(first + kRowsPerBlock, p.positions)};
+}
+
+// Largest over the block, in every thread of warp 0's lane 0 only.
+__device__ __forceinline__ float block_max(float x) {
+  __shared__ float warps[kThreads / 32];
+  for (int mask = 16; mask > 0; mask /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, mask));
+  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
+  __syncthreads();
+  x = warps[threadIdx.x % (kThreads / 32)];
+  for (int mask = kThreads / 64; mask > 0; mask /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, mask));
+  return x;
+}
+
+__global__ void __launch_bounds__(kThreads) largest_kernel(const __grid_constant__ PrepassParams p) {
+  const PrepassOperand& operand = p.operand[blockIdx.y];
+  const Part part = part_of_block(p);
+  const int eights = operand.dim / 8;
+  const int batch = part.head / p.heads_kv, head = part.head % p.heads_kv;
+  float largest = 0;
+  for (int i = threadIdx.x; i < (part.last - part.first) * eights; i += kThreads) {
+    float x[8];
+    load_eight(x, row_pointer(operand.rows, batch, part.first + i / eights, head), i % eights * 8, operand.rows.dtype,
+               operand.rows.vectors);
+    for (int j = 0; j < 8; ++j) largest = finite(x[j]) ? fmaxf(largest, fabsf(x[j])) : largest;
+  }
+  largest = block_max(largest);
+  HeadStatistics& to = p.heads[part.head];
+  if (threadIdx.x == 0) atomicMax(operand.keys ? &to.largest_key : &to.largest_value, __float_as_uint(largest));
+}
+
+template <int kPadded>
+__global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ PrepassParams p) {
+  constexpr int kLanes = kPadded / 8;  // threads of a row
+  const PrepassOperand& operand = p.operand[blockIdx.y];
+  const Part part = part_of_block(p);
+  const int batch = part.head / p.heads_kv, head = part.head % p.heads_kv;
+  HeadStatistics& statistics = p.heads[part.head];
+  const float scale =
+      power_of_two_scale(__uint_as_float(operand.keys ? statistics.largest_key : statistics.largest_value));
+  const int lane = threadIdx.x % kLanes;
+  const int64_t first_row = int64_t{part.head} * p.positions;
+  float largest_norm = 0;
+  for (int r = threadIdx.x / kLanes; r < kRowsPerBlock; r += kThreads / kLanes) {
+    const int position = part.first + r;
+    const bool here = position < part.last;
+    float x[8] = {};
+    if (here && lane * 8 < operand.dim) {
+      load_eight(x, row_pointer(operand.rows, batch, position, head), lane * 8, operand.rows.dtype, operand.rows.vectors);
+    }
+    bool bad = false;
+    for (int j = 0; j < 8; ++j) bad |= !finite(x[j]);
+    const uint32_t row_mask = (kLanes == 32 ? 0xffffffffu : ((1u << kLanes) - 1)) << (threadIdx.x % 32 / kLanes * kLanes);
+    bad = (__ballot_sync(0xffffffffu, bad) & row_mask) != 0;
+    uint32_t words[4];
+    float norm = 0;
+    for (int j = 0; j < 4; ++j) {
+      const __half2 h = bad ? __half2{} : __floats2half2_rn(x[2 * j] * scale, x[2 * j + 1] * scale);
+      words[j] = *reinterpret_cast<const uint32_t*>(&h);
+      const float2 back = __half22float2(h);
+      norm += back.x * back.x + back.y * back.y;
+    }
+    for (int mask = kLanes / 2; mask > 0; mask /= 2) norm += __shfl_xor_sync(0xffffffffu, norm, mask);
+    largest_norm = fmaxf(largest_norm, norm);
+    if (!here) continue;
+    *reinterpret_cast<uint4*>(operand.copy + (first_row + position) * kPadded + lane * 8) =
+        make_uint4(words[0], words[1], words[2], words[3]);
+    if (lane == 0) {
+      operand.bad[first_row + position] = bad;
+      if (bad) atomicAdd(&statistics.bad_keys, 1u);
+    }
+  }
+  if (!operand.keys) return;
+  largest_norm = block_max(largest_norm);
+  // A little more than the rounded root, so that it stays a bound.
+  if (threadIdx.x == 0) atomicMax(&statistics.largest_norm, __float_as_uint(sqrtf(largest_norm) * 1.0001f));
+}
+
+}  // namespace
+
+Status run_prepass(const PrepassParams& params, cudaStream_t stream) {
+  const int64_t parts = (int64_t{params.positions} + kRowsPerBlock - 1) / kRowsPerBlock;
+  const dim3 grid(static_cast<unsigned>(parts * params.head_count), 2);
+  if (grid.x == 0) return {};
+  largest_kernel<<<grid, kThreads, 0, stream>>>(params);
+  if (params.padded == 64) {
+    copy_kernel<64><<<grid, kThreads, 0, stream>>>(params);
+  } else {
+    copy_kernel<128><<<grid, kThreads, 0, stream>>>(params);
+  }
+  return launched("the pre-pass over keys and values");
+}
+
+}  // namespace lla::cuda::sm90

@@ -1,0 +1,30 @@
+// The pre-pass: keys and values as fp16, each head scaled by a power of two so that nothing is lost, in the workspace.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/sm90/forward/params.hpp"
+
+namespace lla::cuda::sm90 {
+
+// One tensor of the call (keys or values) and where its copy goes.
+struct PrepassOperand {
+  Rows rows;
+  int32_t dim;         // its own; the copy is padded with zeros
+  uint16_t* copy;      // fp16, [head][position][padded]
+  uint8_t* bad;        // per [head][position]
+  bool keys;           // keys: their largest norm is wanted, too
+};
+
+struct PrepassParams {
+  PrepassOperand operand[2];
+  HeadStatistics* heads;
+  int32_t head_count;  // (batch or 1) * heads_kv
+  int32_t heads_kv;
+  int32_t positions;   // per head: seqlen_k, packed total_k
+  int32_t padded;      // 64 or 128
+};
+
+Status run_prepass(const PrepassParams& params, cudaStream_t stream);
+
+}  // namespace lla::cuda::sm90

@@ -1,0 +1,106 @@
+// The few Hopper instructions CUDA C++ has no name for: transaction barriers, tensor copies, named barriers, fences.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace lla::cuda::sm90 {
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// One phase of an mbarrier ends when `count` arrivals and all announced bytes are in. Waiters name the phase's parity.
+struct Barrier {
+  uint64_t word;
+
+  __device__ __forceinline__ void init(uint32_t count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&word)), "r"(count) : "memory");
+  }
+  __device__ __forceinline__ void arrive() {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&word)) : "memory");
+  }
+  __device__ __forceinline__ void arrive_expecting(uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&word)), "r"(bytes)
+                 : "memory");
+  }
+  __device__ __forceinline__ void wait(uint32_t parity) {
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra finished;\n"
+        "bra again;\n"
+        "finished:\n"
+        "}\n" ::"r"(shared_address(&word)),
+        "r"(parity)
+        : "memory");
+  }
+};
+
+__device__ __forceinline__ void barrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// A box of the tensor at (column, row) into shared memory; its bytes count towards `barrier`.
+__device__ __forceinline__ void load_box(void* to, const CUtensorMap* map, int column, int row, Barrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
+          shared_address(to)),
+      "l"(map), "r"(shared_address(&barrier.word)), "r"(column), "r"(row)
+      : "memory");
+}
+
+__device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// Brings memory that will be read soon into L2. `bytes` is a multiple of 16.
+__device__ __forceinline__ void prefetch_to_l2(const void* from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
+// Makes this thread's ordinary shared-memory stores visible to wgmma and the copy engine.
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Named barriers (id 0 is __syncthreads).
+__device__ __forceinline__ void named_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+// A named barrier that also says whether any thread brought `mine`.
+__device__ __forceinline__ bool named_any(int id, int threads, bool mine) {
+  uint32_t any;
+  asm volatile(
+      "{\n"
+      ".reg .pred in, out;\n"
+      "setp.ne.u32 in, %3, 0;\n"
+      "bar.red.or.pred out, %1, %2, in;\n"
+      "selp.u32 %0, 1, 0, out;\n"
+      "}\n"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"(static_cast<uint32_t>(mine))
+      : "memory");
+  return any != 0;
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+}  // namespace lla::cuda::sm90

@@ -1,0 +1,106 @@
+// Which block of queries a work item is, and which key tiles it visits. Plain functions for host and device: the tests run
+// them on the CPU.
+//
+// Items are numbered longest first: under a causal mask the last blocks of queries see most keys, so all heads' last blocks
+// come first. Blocks take items from a counter in the order of their numbers; an item's result does not depend on who runs it.
+#pragma once
+
+#include <cstdint>
+
+namespace lla::cuda::sm90 {
+
+inline constexpr int kBlockRows = 128;  // queries of a block: two warpgroups of 64
+
+// Sizes the schedule depends on. Lengths fit in 31 bits.
+struct Shape {
+  int32_t batch = 0, heads_q = 0, group = 1;  // group: query heads per key head
+  int32_t seqlen_q = 0, seqlen_k = 0;         // longest when packed
+  int32_t total_q = 0, total_k = 0;           // packed only
+  int32_t packed = 0;
+  int32_t left = -1, right = -1;  // window; causal is right = 0, -1 unbounded
+
+  constexpr int64_t q_blocks() const { return (int64_t{seqlen_q} + kBlockRows - 1) / kBlockRows; }
+  constexpr int64_t items() const { return q_blocks() * batch * heads_q; }
+};
+
+// A block of queries of one head of one sequence.
+struct Block {
+  int32_t batch, head;
+  int32_t first_row;           // in its sequence
+  int32_t length_q, length_k;  // of its sequence
+  int32_t start_q, start_k;    // of its sequence when packed, else 0
+
+  constexpr bool empty() const { return first_row >= length_q; }
+  constexpr int32_t last_row(int32_t row, int32_t rows) const { return row + rows < length_q ? row + rows - 1 : length_q - 1; }
+};
+
+constexpr Block block_of_item(const Shape& s, const int32_t* cu_q, const int32_t* cu_k, int64_t item) {
+  const int64_t per_level = int64_t{s.batch} * s.heads_q;
+  const int64_t level = item / per_level;
+  const int64_t within = item - level * per_level;
+  Block b{};
+  b.batch = static_cast<int32_t>(within / s.heads_q);
+  b.head = static_cast<int32_t>(within - int64_t{b.batch} * s.heads_q);
+  b.first_row = static_cast<int32_t>((s.q_blocks() - 1 - level) * kBlockRows);
+  b.length_q = s.seqlen_q;
+  b.length_k = s.seqlen_k;
+  if (s.packed) {
+    b.start_q = cu_q[b.batch];
+    b.start_k = cu_k[b.batch];
+    b.length_q = cu_q[b.batch + 1] - b.start_q;
+    b.length_k = cu_k[b.batch + 1] - b.start_k;
+  }
+  return b;
+}
+
+// Keys [begin, end) of a range of queries: what the union of their masks covers.
+struct KeyRange {
+  int32_t begin, end;
+};
+
+constexpr int32_t clamp_key(int64_t key, int32_t length) {
+  return key < 0 ? 0 : key > length ? length : static_cast<int32_t>(key);
+}
+
+// A query whose place on the (bottom-right aligned) diagonal is `diagonal`: the same rule as core::Mask.
+constexpr KeyRange visible_keys(const Shape& s, int64_t diagonal, int32_t length_k) {
+  return {s.left < 0 ? 0 : clamp_key(diagonal - s.left, length_k),
+          s.right < 0 ? length_k : clamp_key(diagonal + s.right + 1, length_k)};
+}
+constexpr KeyRange visible_keys(const Shape& s, const Block& b, int32_t row) {
+  return visible_keys(s, int64_t{row} + b.length_k - b.length_q, b.length_k);
+}
+
+// Begin and end grow with the row, so the union runs from the first row's begin to the last row's end.
+constexpr KeyRange visible_keys(const Shape& s, const Block& b, int32_t first, int32_t rows) {
+  if (first >= b.length_q) return {0, 0};
+  return {visible_keys(s, b, first).begin, visible_keys(s, b, b.last_row(first, rows)).end};
+}
+
+// Keys every one of these queries sees (may be empty): tiles inside need no mask.
+constexpr KeyRange common_keys(const Shape& s, const Block& b, int32_t first, int32_t rows) {
+  if (first >= b.length_q) return {0, 0};
+  return {visible_keys(s, b, b.last_row(first, rows)).begin, visible_keys(s, b, first).end};
+}
+
+struct TileRange {
+  int32_t begin, end;
+  constexpr int32_t count() const { return end - begin; }
+};
+
+constexpr TileRange tiles_of(KeyRange keys, int32_t tile_keys) {
+  if (keys.end <= keys.begin) return {0, 0};
+  return {keys.begin / tile_keys, (keys.end + tile_keys - 1) / tile_keys};
+}
+
+// Most tiles any block of this shape visits: sizes the cached weights of a resident block.
+constexpr int64_t most_tiles(const Shape& s, int32_t tile_keys) {
+  int64_t keys = s.seqlen_k;
+  if (s.left >= 0 && s.right >= 0) {
+    const int64_t span = int64_t{s.left} + s.right + kBlockRows;
+    if (span + 2 * tile_keys < keys) keys = span + tile_keys;  // a range of span keys may touch one tile more
+  }
+  return (keys + tile_keys - 1) / tile_keys;
+}
+
+}  // namespace lla::cuda::sm90

@@ -1,0 +1,98 @@
+// Softmax weights of a tile as fp16 pairs in the order wgmma takes its left operand, and products of weights with E.
+//
+// W = fp16(2^15 exp2(logit - M)), M the integer bound of the row's logits: the same bits in every pass, and the weight
+// everywhere (sums, means, matrix). Word i holds elements 2i and 2i + 1 of the score fragment, of row i % 2.
+#pragma once
+
+#include "cuda/sm90/fragment.cuh"
+#include "cuda/sm90/ptx.cuh"
+#include "cuda/sm90/schedule.hpp"
+
+namespace lla::cuda::sm90 {
+
+inline constexpr float kWeightExponent = 15;
+inline constexpr float kWeightScale = 32768;
+
+// What turns a thread's raw scores into logits.
+struct RowLogits {
+  Pair<float> scale;  // raw score -> log2 units
+  Pair<float> shift;  // 15 - M
+};
+
+// Scores of keys a row does not see become -inf.
+template <int kKeys>
+__device__ __forceinline__ void mask_scores(float (&scores)[kKeys / 2], const Pair<KeyRange>& visible, int first_key,
+                                            const Lane& lane) {
+  const int first = first_key + lane.column;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int begin = visible[r].begin - first, end = visible[r].end - first;
+#pragma unroll
+    for (int i = 0; i < kKeys / 4; ++i) {
+      const int key = 8 * (i / 2) + (i & 1), e = 4 * (i / 2) + 2 * r + (i & 1);
+      if (key < begin || key >= end) scores[e] = -INFINITY;
+    }
+  }
+}
+
+template <int kKeys>
+__device__ __forceinline__ void make_weights(uint32_t (&weights)[kKeys / 4], const float (&scores)[kKeys / 2],
+                                             const RowLogits& rows) {
+#pragma unroll
+  for (int i = 0; i < kKeys / 4; ++i) {
+    const float scale = rows.scale[i & 1], shift = rows.shift[i & 1];
+    weights[i] = pack(exp2_fast(fmaf(scores[2 * i], scale, shift)), exp2_fast(fmaf(scores[2 * i + 1], scale, shift)));
+  }
+}
+
+template <int kKeys>
+__device__ __forceinline__ void add_row_sums(Pair<float>& sums, const uint32_t (&words)[kKeys / 4]) {
+#pragma unroll
+  for (int i = 0; i < kKeys / 4; ++i) {
+    const float2 w = unpack(words[i]);
+    sums[i & 1] += w.x + w.y;
+  }
+}
+
+// U = fp16(W (E scale - centre)), its rounded row sums added to `sums`.
+template <int kKeys>
+__device__ __forceinline__ void weight_scores(uint32_t (&products)[kKeys / 4], const uint32_t (&weights)[kKeys / 4],
+                                              const float (&e)[kKeys / 2], const Pair<float>& scale,
+                                              const Pair<float>& centre, Pair<float>& sums) {
+#pragma unroll
+  for (int i = 0; i < kKeys / 4; ++i) {
+    const int row = i & 1;
+    const float2 w = unpack(weights[i]);
+    products[i] =
+        pack(w.x * fmaf(e[2 * i], scale[row], -centre[row]), w.y * fmaf(e[2 * i + 1], scale[row], -centre[row]));
+    const float2 u = unpack(products[i]);
+    sums[row] += u.x + u.y;
+  }
+}
+
+// Cached weights of a resident block: tile by tile, each warpgroup's 16-key slabs, 16 bytes a thread, written and read by
+// the same thread.
+template <int kKeys>
+struct WeightCache {
+  static constexpr int kSlabs = kKeys / 16;
+  static constexpr int kTileVectors = 2 * kSlabs * kWarpgroup;  // of both warpgroups
+
+  __device__ __forceinline__ static uint4* at(uint4* block, int tile, int group, int thread) {
+    return block + int64_t{tile} * kTileVectors + group * (kSlabs * kWarpgroup) + thread;
+  }
+  __device__ __forceinline__ static void store(uint4* to, const uint32_t (&weights)[kKeys / 4]) {
+#pragma unroll
+    for (int s = 0; s < kSlabs; ++s) {
+      to[s * kWarpgroup] = make_uint4(weights[4 * s], weights[4 * s + 1], weights[4 * s + 2], weights[4 * s + 3]);
+    }
+  }
+  __device__ __forceinline__ static void load(uint32_t (&weights)[kKeys / 4], const uint4* from) {
+#pragma unroll
+    for (int s = 0; s < kSlabs; ++s) {
+      const uint4 v = __ldcs(from + s * kWarpgroup);
+      weights[4 * s] = v.x, weights[4 * s + 1] = v.y, weights[4 * s + 2] = v.z, weights[4 * s + 3] = v.w;
+    }
+  }
+};
+
+}  // namespace lla::cuda::sm90

@@ -1,0 +1,69 @@
+// What the Hopper kernels keep in the caller's workspace, and where. Plain C++: planned and tested without a GPU.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+
+#include "core/problem.hpp"
+#include "cuda/sm90/schedule.hpp"
+
+namespace lla::cuda::sm90 {
+
+// Found by the pre-pass, per (batch, key head); packed: per key head. Floats are kept as bits of non-negative numbers, whose
+// order is that of integers, so that atomicMax makes them.
+struct HeadStatistics {
+  uint32_t largest_key;     // of |k|, finite elements
+  uint32_t largest_value;   // of |v|
+  uint32_t largest_norm;    // of the scaled fp16 keys
+  uint32_t bad_keys;        // keys or values with a non-finite element
+};
+
+// Zeroed before every call.
+struct Header {
+  uint32_t next_item;
+  uint32_t unused[3];
+};
+
+inline constexpr int64_t kWorkspaceAlignment = 1024;
+
+// Head dimension the kernels work in.
+constexpr int padded_dim(int64_t dim, int64_t value_dim) { return dim <= 64 && value_dim <= 64 ? 64 : 128; }
+
+// Bytes from the start of the workspace.
+struct WorkspaceLayout {
+  int64_t header, head_statistics;  // together the zeroed part
+  int64_t zeroed_bytes;
+  int64_t bad_keys, bad_values;  // a byte per key and head, non-zero where a row was not finite
+  int64_t keys, values;          // scaled fp16, [head][position][padded dim]
+  int64_t scratch, scratch_stride;  // fp32 rows of each resident block, in fragment order
+  int64_t weights, weights_stride;  // cached weights of each resident block; stride 0 when recomputed
+  int64_t size;
+
+  // A block's scratch: these vectors, then the rows' solver state.
+  static constexpr int kMeanK = 0, kMeanV = 1, kX = 2, kRidge = 3, kVectors = 4;
+  static constexpr int64_t kRowState = 8;  // floats of a row, kept by each of the four threads that share it
+
+  WorkspaceLayout(const core::Problem& p, int workers, int64_t weights_bytes_per_worker) {
+    int64_t at = 0;
+    const auto take = [&](int64_t bytes) {
+      return std::exchange(at, at + (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment);
+    };
+    const int64_t dim = padded_dim(p.dim, p.value_dim);
+    const int64_t heads = (p.packed ? 1 : p.batch) * p.heads_kv;
+    const int64_t keys_per_head = p.packed ? p.total_k : p.seqlen_k;
+    header = take(sizeof(Header));
+    head_statistics = take(heads * static_cast<int64_t>(sizeof(HeadStatistics)));
+    zeroed_bytes = at;
+    bad_keys = take(heads * keys_per_head);
+    bad_values = take(heads * keys_per_head);
+    keys = take(heads * keys_per_head * dim * 2);
+    values = take(heads * keys_per_head * dim * 2);
+    scratch_stride = int64_t{kBlockRows} * (dim * kVectors + 4 * kRowState) * 4;
+    scratch = take(scratch_stride * workers);
+    weights_stride = weights_bytes_per_worker;
+    weights = take(weights_stride * workers);
+    size = at;
+  }
+};
+
+}  // namespace lla::cuda::sm90
