@@ -42,8 +42,7 @@ __global__ void __launch_bounds__(kThreads) largest_kernel(const __grid_constant
   float largest = 0;
   for (int i = threadIdx.x; i < (part.last - part.first) * eights; i += kThreads) {
     float x[8];
-    load_eight(x, row_pointer(operand.rows, batch, part.first + i / eights, head), i % eights * 8, operand.rows.dtype,
-               operand.rows.vectors);
+    load_eight(x, row_pointer(operand.rows, batch, part.first + i / eights, head), i % eights * 8, operand.rows);
     for (int j = 0; j < 8; ++j) largest = finite(x[j]) ? fmaxf(largest, fabsf(x[j])) : largest;
   }
   largest = block_max(largest);
@@ -68,7 +67,7 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ 
     const bool here = position < part.last;
     float x[8] = {};
     if (here && lane * 8 < operand.dim) {
-      load_eight(x, row_pointer(operand.rows, batch, position, head), lane * 8, operand.rows.dtype, operand.rows.vectors);
+      load_eight(x, row_pointer(operand.rows, batch, position, head), lane * 8, operand.rows);
     }
     bool bad = false;
     for (int j = 0; j < 8; ++j) bad |= !finite(x[j]);

@@ -12,9 +12,9 @@ namespace lla::cuda::sm90 {
 // Rows addressed by (batch, position, head); strides in elements.
 struct Rows {
   void* data;
-  int64_t batch, position, head;
+  int64_t batch, position, head, channel;
   DType dtype;
-  bool vectors;  // rows are 16-byte aligned: read in 16-byte pieces
+  bool vectors;  // rows are contiguous and 16-byte aligned: taken in 16-byte pieces
 };
 
 struct Ridge {

@@ -20,7 +20,7 @@ __device__ __forceinline__ void load_queries(__half* tile, float* row_scale, con
     const int row = first_row + r;
     float x[8] = {};
     if (row < block.length_q && lane * 8 < p.dim) {
-      load_eight(x, row_pointer(p.q, block.batch, int64_t{block.start_q} + row, block.head), lane * 8, p.q.dtype, p.q.vectors);
+      load_eight(x, row_pointer(p.q, block.batch, int64_t{block.start_q} + row, block.head), lane * 8, p.q);
     }
     float largest = 0;
     bool bad = false;
@@ -92,8 +92,8 @@ __device__ __forceinline__ void load_given_x(float (&to)[kDim / 2], Pair<bool>& 
       const int column = 8 * (i / 2) + lane.column + (i & 1), e = 4 * (i / 2) + 2 * r + (i & 1);
       float v = 0;
       if (column < p.dim) {
-        v = p.x.dtype == DType::f32 ? static_cast<const float*>(from)[column]
-                                    : widen16(static_cast<const uint16_t*>(from)[column], p.x.dtype);
+        v = p.x.dtype == DType::f32 ? static_cast<const float*>(from)[column * p.x.channel]
+                                    : widen16(static_cast<const uint16_t*>(from)[column * p.x.channel], p.x.dtype);
       }
       good[r] = good[r] && finite(v);
       to[e] = v * scale;
@@ -133,11 +133,11 @@ __device__ __forceinline__ void store_output(const Rows& o, const float (&v)[kDi
       const float a = v[4 * i + 2 * r], b = v[4 * i + 2 * r + 1];
       if (column >= dim) continue;
       if (o.dtype == DType::f32) {
-        float* at = reinterpret_cast<float*>(to) + column;
+        float* at = reinterpret_cast<float*>(to) + column * o.channel;
         if (o.vectors) {
           *reinterpret_cast<float2*>(at) = make_float2(a, b);
         } else {
-          at[0] = a, at[1] = b;
+          at[0] = a, at[o.channel] = b;
         }
         continue;
       }
@@ -148,11 +148,11 @@ __device__ __forceinline__ void store_output(const Rows& o, const float (&v)[kDi
       } else {
         word = pack(a, b);
       }
-      uint16_t* at = reinterpret_cast<uint16_t*>(to) + column;
+      uint16_t* at = reinterpret_cast<uint16_t*>(to) + column * o.channel;
       if (o.vectors) {
         *reinterpret_cast<uint32_t*>(at) = word;
       } else {
-        at[0] = static_cast<uint16_t>(word), at[1] = static_cast<uint16_t>(word >> 16);
+        at[0] = static_cast<uint16_t>(word), at[o.channel] = static_cast<uint16_t>(word >> 16);
       }
     }
   }

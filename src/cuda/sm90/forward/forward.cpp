@@ -1,0 +1,125 @@
+// A forward call: pre-pass, then the kernel the plan chose. Everything goes to the caller's stream; nothing waits.
+#include <cmath>
+#include <numbers>
+
+#include "core/text.hpp"
+#include "cuda/common/runtime.hpp"
+#include "cuda/sm90/forward/launch.hpp"
+#include "cuda/sm90/plan.hpp"
+#include "cuda/sm90/prepass.hpp"
+#include "cuda/sm90/sm90.hpp"
+#include "cuda/sm90/tensor_map.hpp"
+
+namespace lla::cuda::sm90 {
+namespace {
+
+using core::ForwardCall;
+using core::Operand;
+using core::Problem;
+
+Rows rows_of(const Operand& o) {
+  Rows r{o.data, o.stride[0], o.stride[1], o.stride[2], o.stride[3], o.dtype, false};
+  const int64_t vector = 16 / std::max<int64_t>(core::size_of(o.dtype), 1);
+  const bool strides = o.stride[0] % vector == 0 && o.stride[1] % vector == 0 && o.stride[2] % vector == 0;
+  r.vectors = o.stride[3] == 1 && strides && reinterpret_cast<uintptr_t>(o.data) % 16 == 0;
+  return r;
+}
+
+Saved saved_of(const ForwardCall& call) {
+  if (call.saved == nullptr) return {};
+  const core::SavedLayout at(call.problem);
+  float* const base = static_cast<float*>(call.saved);
+  return {base + at.max, base + at.omega, base + at.mean_k, base + at.mean_v, base + at.x};
+}
+
+ForwardParams params_of(const ForwardCall& call, const WorkspaceLayout& at) {
+  const Problem& p = call.problem;
+  std::byte* const base = static_cast<std::byte*>(call.workspace);
+  ForwardParams out{};
+  out.shape = shape_of(p);
+  out.dim = static_cast<int32_t>(p.dim);
+  out.value_dim = static_cast<int32_t>(p.value_dim);
+  out.heads_kv = static_cast<int32_t>(p.heads_kv);
+  out.q = rows_of(call.q);
+  out.o = rows_of(call.o);
+  if (p.given_x()) {
+    out.x = rows_of(call.x);
+  } else {
+    const int64_t* s = call.ridge.stride;
+    out.ridge = {static_cast<const float*>(call.ridge.data), s[0], s[1], s[2], s[3], p.ridge == core::RidgeShape::dimension};
+  }
+  out.saved = saved_of(call);
+  out.info = call.info;
+  out.cu_q = call.cu_seqlens_q;
+  out.cu_k = call.cu_seqlens_k;
+  // A zero scale means equal weights; the smallest one keeps masked logits (-inf times it) at -inf.
+  out.scale_log2 = std::max(static_cast<float>(std::abs(p.scale) * std::numbers::log2e), 1e-20f);
+  out.negative_scale = p.scale < 0;
+  out.tolerance_squared = static_cast<float>(p.tolerance * p.tolerance);
+  out.max_iterations = p.max_iterations;
+  out.header = reinterpret_cast<Header*>(base + at.header);
+  out.heads = reinterpret_cast<const HeadStatistics*>(base + at.head_statistics);
+  out.bad_keys = reinterpret_cast<const uint8_t*>(base + at.bad_keys);
+  out.bad_values = reinterpret_cast<const uint8_t*>(base + at.bad_values);
+  out.scratch = reinterpret_cast<float*>(base + at.scratch);
+  out.scratch_stride = at.scratch_stride / 4;
+  out.weights = reinterpret_cast<uint4*>(base + at.weights);
+  out.weights_stride = at.weights_stride / 16;
+  out.items = out.shape.items();
+  return out;
+}
+
+PrepassParams prepass_of(const ForwardCall& call, const WorkspaceLayout& at) {
+  const Problem& p = call.problem;
+  std::byte* const base = static_cast<std::byte*>(call.workspace);
+  PrepassParams out{};
+  out.operand[0] = {rows_of(call.k), static_cast<int32_t>(p.dim), reinterpret_cast<uint16_t*>(base + at.keys),
+                    reinterpret_cast<uint8_t*>(base + at.bad_keys), true};
+  out.operand[1] = {rows_of(call.v), static_cast<int32_t>(p.value_dim), reinterpret_cast<uint16_t*>(base + at.values),
+                    reinterpret_cast<uint8_t*>(base + at.bad_values), false};
+  out.heads = reinterpret_cast<HeadStatistics*>(base + at.head_statistics);
+  out.head_count = static_cast<int32_t>((p.packed ? 1 : p.batch) * p.heads_kv);
+  out.heads_kv = static_cast<int32_t>(p.heads_kv);
+  out.positions = static_cast<int32_t>(p.packed ? p.total_k : p.seqlen_k);
+  out.padded = padded_dim(p.dim, p.value_dim);
+  return out;
+}
+
+}  // namespace
+
+Status forward(const ForwardCall& call, const core::Plan& plan) {
+  const Problem& p = call.problem;
+  if (p.rows() == 0) return {};
+  const DeviceGuard device(p.device_index);
+  if (!device.status()) return device.status();
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  const WorkspaceLayout at(p, plan.workers, plan.cached_weights ? cached_weights_per_block(p) : 0);
+  std::byte* const base = static_cast<std::byte*>(call.workspace);
+
+  LLA_RETURN_IF_ERROR(to_status(cudaMemsetAsync(base, 0, static_cast<size_t>(at.zeroed_bytes), stream), "clearing counters"));
+  const PrepassParams prepass = prepass_of(call, at);
+  LLA_RETURN_IF_ERROR(run_prepass(prepass, stream));
+
+  const int64_t key_rows = std::max<int64_t>(int64_t{prepass.head_count} * prepass.positions, 1);
+  CUtensorMap keys, values;
+  const int tile = tile_keys(prepass.padded);
+  LLA_RETURN_IF_ERROR(make_tensor_map(keys, base + at.keys, key_rows, prepass.padded, tile));
+  LLA_RETURN_IF_ERROR(make_tensor_map(values, base + at.values, key_rows, prepass.padded, tile));
+  const ForwardParams params = params_of(call, at);
+  const auto launch = [&]<int kDim>(std::integral_constant<int, kDim>) {
+    return plan.cached_weights ? launch_forward<ForwardConfig<kDim, true>>(keys, values, params, plan.workers, stream)
+                               : launch_forward<ForwardConfig<kDim, false>>(keys, values, params, plan.workers, stream);
+  };
+  return prepass.padded == 64 ? launch(std::integral_constant<int, 64>{}) : launch(std::integral_constant<int, 128>{});
+}
+
+namespace {
+Status backward(const core::BackwardCall&, const core::Plan&) {
+  return {LLA_UNSUPPORTED, "the Hopper backend has no backward in this build yet"};
+}
+}  // namespace
+
+const core::Implementation implementation = {
+    "sm90", "Hopper tensor cores: bf16 and f16, head dimensions up to 128", core::Device::cuda, refuse, plan, forward, backward};
+
+}  // namespace lla::cuda::sm90

@@ -1,0 +1,83 @@
+#include "cuda/sm90/plan.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "core/text.hpp"
+#include "cuda/sm90/forward/config.hpp"
+#include "cuda/sm90/sm90.hpp"
+#include "cuda/sm90/workspace.hpp"
+
+namespace lla::cuda::sm90 {
+namespace {
+
+using core::cat;
+using core::Problem;
+
+constexpr int64_t kLargestLength = std::numeric_limits<int32_t>::max() - 2 * kBlockRows;
+// Below this many keys a block's tiles stay in L2 and recomputing weights costs less than writing them first.
+constexpr int64_t kCacheFromKeys = 512;
+
+int resident_blocks(const Problem& p, const core::Machine& m) {
+  return static_cast<int>(std::min<int64_t>(std::max<int64_t>(shape_of(p).items(), 1), m.cuda.multiprocessors));
+}
+
+int64_t cached_bytes(const Problem& p, const core::Machine& m) { return cached_weights_per_block(p) * resident_blocks(p, m); }
+
+bool cache_weights(const Problem& p, const core::Machine& m) {
+  if (p.weights != Weights::automatic) return p.weights == Weights::cached;
+  return !p.given_x() && p.seqlen_k >= kCacheFromKeys && cached_bytes(p, m) <= p.cached_weights_limit;
+}
+
+}  // namespace
+
+Shape shape_of(const Problem& p) {
+  const auto narrow = [](int64_t n) { return static_cast<int32_t>(std::min(n, kLargestLength)); };
+  Shape s;
+  s.batch = narrow(p.batch), s.heads_q = narrow(p.heads_q), s.group = narrow(p.group());
+  s.seqlen_q = narrow(p.seqlen_q), s.seqlen_k = narrow(p.seqlen_k);
+  s.total_q = narrow(p.total_q), s.total_k = narrow(p.total_k);
+  s.packed = p.packed;
+  s.left = narrow(p.mask.left), s.right = narrow(p.mask.right);
+  return s;
+}
+
+int64_t cached_weights_per_block(const Problem& p) { return cached_weights_bytes(shape_of(p), padded_dim(p.dim, p.value_dim)); }
+
+std::string refuse(const Problem& p, const core::Machine& m) {
+  if (p.operation == core::Operation::backward) return "no backward in this build yet";
+  if (m.cuda.arch != 90) return cat("needs compute capability 9.0, this device has ", m.cuda.arch / 10, ".", m.cuda.arch % 10);
+  if (p.dtype != DType::bf16 && p.dtype != DType::f16) return cat("takes bf16 and f16 inputs, not ", core::name(p.dtype));
+  if (p.dim > 128 || p.value_dim > 128) return "takes head dimensions up to 128";
+  if (p.dim % 8 != 0 || p.value_dim % 8 != 0) return "takes head dimensions that are multiples of 8";
+  if (p.solver == Solver::direct) return "solves by conjugate gradients only";
+  if (std::max({p.seqlen_q, p.seqlen_k, p.packed ? p.total_q : 0, p.packed ? p.total_k : 0}) > kLargestLength) {
+    return "takes sequences shorter than 2^31 - 256";
+  }
+  if (shape_of(p).items() > std::numeric_limits<int32_t>::max()) return "has too many blocks of queries";
+  const int64_t key_rows = (p.packed ? p.total_k : p.batch * p.seqlen_k) * p.heads_kv;
+  if (key_rows > kLargestLength) return "takes up to 2^31 - 256 keys over all heads";
+  if (p.weights == Weights::cached && cached_bytes(p, m) > p.cached_weights_limit) {
+    return cat("cached weights would take ", cached_bytes(p, m), " bytes, more than options.cached_weights_limit");
+  }
+  return {};
+}
+
+core::Plan plan(const Problem& p, const core::Machine& m) {
+  core::Plan plan;
+  plan.solver = Solver::cg;
+  plan.cached_weights = cache_weights(p, m);
+  plan.block_rows = kBlockRows;
+  const int dim = padded_dim(p.dim, p.value_dim);
+  plan.block_keys = tile_keys(dim);
+  plan.workers = resident_blocks(p, m);
+  const WorkspaceLayout layout(p, plan.workers, plan.cached_weights ? cached_weights_per_block(p) : 0);
+  plan.workspace_bytes = static_cast<size_t>(layout.size);
+  plan.notes.emplace_back("head dimension", cat(dim, " in the kernel"));
+  plan.notes.emplace_back("work items", cat(shape_of(p).items()));
+  plan.notes.emplace_back("operand copies", cat(layout.scratch - layout.keys, " bytes"));
+  if (plan.cached_weights) plan.notes.emplace_back("cached weights", cat(layout.weights_stride * plan.workers, " bytes"));
+  return plan;
+}
+
+}  // namespace lla::cuda::sm90

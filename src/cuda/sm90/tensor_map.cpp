@@ -1,0 +1,44 @@
+#include "cuda/sm90/tensor_map.hpp"
+
+#include <cudaTypedefs.h>
+
+#include "core/text.hpp"
+#include "cuda/common/runtime.hpp"
+
+namespace lla::cuda::sm90 {
+namespace {
+
+// The encoder is a driver function: found at run time, so that the library loads without a driver.
+Status find_encoder(PFN_cuTensorMapEncodeTiled_v12000& encode) {
+  static void* const entry = [] {
+    void* found = nullptr;
+    cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+    return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? found : nullptr;
+  }();
+  if (entry == nullptr) return {LLA_CUDA_ERROR, "the driver has no cuTensorMapEncodeTiled"};
+  encode = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(entry);
+  return {};
+}
+
+}  // namespace
+
+Status make_tensor_map(CUtensorMap& map, const void* data, int64_t rows, int64_t columns, int box_rows) {
+  PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
+  LLA_RETURN_IF_ERROR(find_encoder(encode));
+  const cuuint64_t size[2] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
+  const cuuint64_t stride[1] = {static_cast<cuuint64_t>(columns) * 2};
+  const cuuint32_t box[2] = {64, static_cast<cuuint32_t>(box_rows)};
+  const cuuint32_t step[2] = {1, 1};
+  const CUresult result =
+      encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2, const_cast<void*>(data), size, stride, box, step,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    return {LLA_CUDA_ERROR, core::cat("cuTensorMapEncodeTiled failed with code ", static_cast<int>(result))};
+  }
+  return {};
+}
+
+}  // namespace lla::cuda::sm90
