@@ -1,0 +1,183 @@
+#include "bench/cuda_call.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "core/convert.hpp"
+#include "core/text.hpp"
+
+namespace lla::bench {
+
+void require_cuda(int error, const char* doing) {
+  if (error == cudaSuccess) return;
+  throw std::runtime_error(core::cat("CUDA: ", doing, ": ", cudaGetErrorString(static_cast<cudaError_t>(error))));
+}
+
+namespace {
+
+void require(const Status& status) {
+  if (!status) throw std::runtime_error(status.message());
+}
+
+// Heads with data of their own; further ones repeat them. Making normals on the host would take longer than measuring.
+constexpr int64_t kDistinctHeads = 4;
+
+std::vector<double> repeat_heads(const std::vector<double>& made, int64_t distinct, const CudaCase& c) {
+  std::vector<double> out(static_cast<size_t>(c.batch * c.length * c.heads * c.dim));
+  size_t to = 0;
+  for (int64_t b = 0; b < c.batch; ++b) {
+    for (int64_t i = 0; i < c.length; ++i) {
+      for (int64_t h = 0; h < c.heads; ++h) {
+        const int64_t from = (i * distinct + (b * c.heads + h) % distinct) * c.dim;
+        std::copy_n(made.begin() + from, c.dim, out.begin() + static_cast<int64_t>(to));
+        to += static_cast<size_t>(c.dim);
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+DeviceArray::DeviceArray(size_t bytes) : bytes_(bytes) {
+  void* memory = nullptr;
+  require_cuda(cudaMalloc(&memory, std::max<size_t>(bytes, 1)), "allocating memory");
+  memory_.reset(memory);
+}
+
+DeviceArray::DeviceArray(DType dtype, const std::vector<double>& values)
+    : DeviceArray(values.size() * static_cast<size_t>(core::size_of(dtype))) {
+  std::vector<std::byte> host(bytes_);
+  for (size_t i = 0; i < values.size(); ++i) core::store(host.data(), dtype, static_cast<int64_t>(i), values[i]);
+  require_cuda(cudaMemcpy(data(), host.data(), bytes_, cudaMemcpyHostToDevice), "copying to the device");
+}
+
+void DeviceArray::Free::operator()(void* p) const { cudaFree(p); }
+
+std::vector<double> DeviceArray::values(DType dtype, int64_t elements) const {
+  std::vector<std::byte> host(static_cast<size_t>(elements * core::size_of(dtype)));
+  require_cuda(cudaMemcpy(host.data(), data(), host.size(), cudaMemcpyDeviceToHost), "copying from the device");
+  std::vector<double> out(static_cast<size_t>(elements));
+  for (size_t i = 0; i < out.size(); ++i) {
+    out[i] = dtype == DType::i32 ? reinterpret_cast<const int32_t*>(host.data())[i] : core::load(host.data(), dtype, static_cast<int64_t>(i));
+  }
+  return out;
+}
+
+void DeviceArray::poison() { require_cuda(cudaMemset(data(), 0xFF, bytes_), "filling memory"); }
+
+CudaInputs make_cuda_inputs(const CudaCase& c) {
+  const int64_t distinct = std::min(kDistinctHeads, c.batch * c.heads);
+  data::Tensors made = data::make(c.kind, 1, {1, c.length, c.length, distinct, distinct, c.dim, c.dim});
+  std::vector<double> x(made.q.size()), grad_o(made.q.size());
+  for (size_t i = 0; i < x.size(); ++i) {
+    x[i] = 0.3 * data::normal(1, 101, i);
+    grad_o[i] = data::normal(1, 102, i);
+  }
+  const auto finish = [&](std::vector<double>& t) {
+    for (double& value : t) {
+      std::byte cell[8];
+      core::store(cell, c.dtype, 0, value);
+      value = core::load(cell, c.dtype, 0);
+    }
+    return repeat_heads(t, distinct, c);
+  };
+  return {finish(made.q), finish(made.k), finish(made.v), finish(x), finish(grad_o)};
+}
+
+CudaCall::CudaCall(const CudaCase& c, const CudaInputs& in, DType out)
+    : case_(c),
+      out_(out),
+      ridge_dtype_(c.dtype == DType::f64 ? DType::f64 : DType::f32),
+      rows_(c.batch * c.heads * c.length),
+      elements_(rows_ * c.dim),
+      q_(c.dtype, in.q),
+      k_(c.dtype, in.k),
+      v_(c.dtype, in.v),
+      ridge_(ridge_dtype_, std::vector<double>(static_cast<size_t>(rows_), c.ridge)),
+      o_(static_cast<size_t>(elements_ * core::size_of(out))),
+      iterations_(static_cast<size_t>(rows_) * 4) {
+  const auto rows = [&](const DeviceArray& t, DType dtype) { return dense(t.data(), dtype, {c.batch, c.length, c.heads, c.dim}, c.device); };
+  const auto attach = [&](auto& args) {
+    args.options.causal = c.causal;
+    args.options.tolerance = c.tolerance;
+    args.options.solver = static_cast<int32_t>(c.solver);
+    args.options.weights = static_cast<int32_t>(c.weights);
+    if (!case_.implementation.empty()) args.options.implementation = case_.implementation.c_str();
+    args.q = rows(q_, c.dtype);
+    args.k = rows(k_, c.dtype);
+    args.v = rows(v_, c.dtype);
+    args.iterations = dense(iterations_.data(), DType::i32, {c.batch, c.heads, c.length}, c.device);
+    if (c.given_x) {
+      if (x_.data() == nullptr) x_ = DeviceArray(c.dtype, in.x);
+      args.x = rows(x_, c.dtype);
+    } else {
+      args.ridge = dense(ridge_.data(), ridge_dtype_, {c.batch, c.length, c.heads}, c.device);
+    }
+  };
+  attach(forward_);
+  forward_.o = rows(o_, out);
+  if (c.what == What::backward) {
+    int64_t size = 0;
+    require(saved_size(forward_, size));
+    saved_ = DeviceArray(static_cast<size_t>(size * core::size_of(ridge_dtype_)));
+    forward_.saved = dense(saved_.data(), ridge_dtype_, {size}, c.device);
+    attach(backward_);
+    grad_o_ = DeviceArray(c.dtype, in.grad_o);
+    const size_t bytes = static_cast<size_t>(elements_ * core::size_of(out));
+    dq_ = DeviceArray(bytes);
+    dk_ = DeviceArray(bytes);
+    dv_ = DeviceArray(bytes);
+    backward_.saved = forward_.saved;
+    backward_.grad_o = rows(grad_o_, c.dtype);
+    backward_.dq = rows(dq_, out);
+    backward_.dk = rows(dk_, out);
+    backward_.dv = rows(dv_, out);
+    if (c.given_x) {
+      dridge_ = DeviceArray(bytes);
+      backward_.dx = rows(dridge_, out);
+    } else {
+      dridge_ = DeviceArray(static_cast<size_t>(rows_ * core::size_of(ridge_dtype_)));
+      backward_.dridge = dense(dridge_.data(), ridge_dtype_, {c.batch, c.length, c.heads}, c.device);
+    }
+  }
+  give_workspaces();
+}
+
+void CudaCall::give_workspaces() {
+  const auto give = [](auto& args, DeviceArray& memory) {
+    size_t bytes = 0;
+    require(workspace_bytes(args, bytes));
+    if (bytes > memory.bytes()) memory = DeviceArray(bytes);
+    args.workspace = memory.data();
+    args.workspace_bytes = bytes;
+  };
+  give(forward_, workspace_);
+  if (case_.what == What::backward) give(backward_, backward_workspace_);
+}
+
+void CudaCall::set_solver(Solver solver, double tolerance, int max_iterations) {
+  for (lla_options* o : {static_cast<lla_options*>(&forward_.options), static_cast<lla_options*>(&backward_.options)}) {
+    o->solver = static_cast<int32_t>(solver);
+    o->tolerance = tolerance;
+    o->max_iterations = max_iterations;
+  }
+  give_workspaces();
+}
+
+void CudaCall::forward() { require(lla::forward(forward_)); }
+void CudaCall::backward() { require(lla::backward(backward_)); }
+
+std::vector<double> CudaCall::dridge_or_dx() const {
+  return case_.given_x ? dridge_.values(out_, elements_) : dridge_.values(ridge_dtype_, rows_);
+}
+
+void CudaCall::poison_outputs() {
+  for (DeviceArray* t : {&o_, &dq_, &dk_, &dv_, &dridge_}) {
+    if (t->data() != nullptr) t->poison();
+  }
+}
+
+}  // namespace lla::bench

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Collects what a machine with a GPU but without this build needs into one folder: the GPU tests, the lla command and the
+# benchmarks' command where they were built, their shared libraries, and the golden data.
+#   scripts/pack-gpu.sh [build folder] [target folder]
+# There: LLA_TEST_DATA=FOLDER FOLDER/gpu_test            (LLA_TEST_REDUCED=1 for a short list, as under compute-sanitizer)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=${1:-build}
+target=${2:-$build/gpu-pack}
+mkdir -p "$target"
+packed=0
+for name in gpu_test lla; do
+  binary=$build/bin/$name
+  [ -x "$binary" ] || continue
+  install -m 755 "$binary" "$target/"
+  strip "$target/$name"
+  # The C and C++ runtimes are everywhere; the rest travels and is found through the binaries' $ORIGIN.
+  ldd "$binary" | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' |
+    grep -vE '/(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s)\.so' |
+    while read -r library; do install -m 644 "$library" "$target/"; done
+  packed=$((packed + 1))
+done
+[ "$packed" -gt 0 ] || { echo "nothing to pack: build gpu_test or lla in $build first" >&2; exit 1; }
+install -m 644 tests/golden/golden.bin "$target/"
+echo "$target: $(ls "$target" | tr '\n' ' ')"
