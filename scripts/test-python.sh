@@ -13,6 +13,8 @@ if [ "$library" != installed ]; then
   export LLA_TORCH_LIBRARY
   export PYTHONPATH=$root/python${PYTHONPATH:+:$PYTHONPATH}
 fi
+# ctest runs several files at once: one torch thread each, unless the caller says otherwise.
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 python=${PYTHON:-python3}
 [ -x "$root/.venv/bin/python" ] && python=$root/.venv/bin/python
 cd "$root/tests/python"
