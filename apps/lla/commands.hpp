@@ -16,5 +16,6 @@ void add_info(CLI::App& root, int& exit_code);
 void add_check(CLI::App& root, int& exit_code);
 void add_bench(CLI::App& root, int& exit_code);
 void add_reproduce(CLI::App& root, int& exit_code);
+void add_report(CLI::App& root, int& exit_code);
 
 }  // namespace lla::app

@@ -19,6 +19,7 @@ int main(int argc, char** argv) {
   lla::app::add_check(root, exit_code);
   lla::app::add_bench(root, exit_code);
   lla::app::add_reproduce(root, exit_code);
+  lla::app::add_report(root, exit_code);
 
   try {
     root.parse(argc, argv);

@@ -14,7 +14,8 @@ namespace {
 
 constexpr std::array<const char*, 3> kEstimators = {"global_linear", "local_constant", "local_linear"};
 constexpr int kTestPoints = 512;  // where the integral over the ball is sampled, fresh for every repetition
-constexpr int kProfileBins = 20;  // of the distance to the boundary
+constexpr int kProfileBins = 40;  // of the distance to the boundary
+constexpr int kProfileLeast = 30; // points a bin needs to be shown
 
 double bandwidth(const RatesRun& run, int estimator, int d, double n) {
   return run.bandwidth * std::pow(n, -1.0 / (d + (estimator == 1 ? 3 : 4)));
@@ -68,8 +69,8 @@ std::vector<Json> measure(const RatesRun& run, int d, int64_t n) {
       boundary.push_back(r.boundary[e]);
       for (int b = 0; b < kProfileBins; ++b) profile[b] += r.profile[e][b], count[b] += r.profile_count[b];
     }
-    Json by_distance = Json::array();  // null where no test point fell
-    for (int b = 0; b < kProfileBins; ++b) by_distance.push_back(count[b] > 0 ? Json(profile[b] / count[b]) : Json());
+    Json by_distance = Json::array();  // null where too few test points fell
+    for (int b = 0; b < kProfileBins; ++b) by_distance.push_back(count[b] >= kProfileLeast ? Json(profile[b] / count[b]) : Json());
     records.push_back({{"task", "rates"}, {"kind", "error"}, {"d", d}, {"n", n}, {"estimator", kEstimators[e]},
                        {"bandwidth", e == 0 ? Json() : Json(bandwidth(run, e, d, double(n)))},
                        {"noise", run.noise}, {"repetitions", run.repetitions}, {"ise_mean", mean(errors)},

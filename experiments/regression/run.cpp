@@ -11,6 +11,7 @@
 #include "lla/lla.h"
 #include "regression/attention.hpp"
 #include "regression/checkpoint.hpp"
+#include "regression/curves.hpp"
 #include "regression/data.hpp"
 #include "regression/models.hpp"
 
@@ -158,6 +159,7 @@ RunSummary run(const RegressionRun& request, const Progress& progress) {
       }
       add_new(results, to_records(setting, sums));
       results.write();
+      write_curves(request.out, results.records());
       fs::remove(path);
     }
     summary.setting_seconds.emplace_back(setting, since(setting_start));

@@ -1,0 +1,96 @@
+"""How every figure looks: one palette that the colour-blind can tell apart, light and dark, wide and narrow."""
+import dataclasses
+import io
+import pathlib
+import re
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+MODELS = ("lla", "softmax", "mesanet", "linear", "random")
+LABELS = {"lla": "LLA", "softmax": "softmax", "mesanet": "MesaNet", "linear": "linear attention", "random": "random guess"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Theme:
+    name: str
+    background: str
+    text: str
+    grid: str
+    models: dict
+    cycle: tuple
+
+
+LIGHT = Theme(
+    "light", "#ffffff", "#1d2430", "#d9dee6",
+    {"lla": "#0067b1", "softmax": "#d1550a", "mesanet": "#0a8a62", "linear": "#a0509a", "random": "#7c8592"},
+    ("#0067b1", "#d1550a", "#0a8a62", "#a0509a", "#9a7400", "#7c8592"))
+DARK = Theme(
+    "dark", "#161b22", "#dfe5ee", "#323a46",
+    {"lla": "#58a9f0", "softmax": "#ff9450", "mesanet": "#45c898", "linear": "#d58ccf", "random": "#939eac"},
+    ("#58a9f0", "#ff9450", "#45c898", "#d58ccf", "#d8b13c", "#939eac"))
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """Where a figure will be looked at: a theme, and whether the page is as narrow as a phone's."""
+    theme: Theme
+    narrow: bool
+
+
+def apply(theme):
+    plt.rcParams.update({
+        "figure.facecolor": theme.background, "axes.facecolor": theme.background, "savefig.facecolor": theme.background,
+        "text.color": theme.text, "axes.labelcolor": theme.text, "axes.edgecolor": theme.grid, "xtick.color": theme.text,
+        "ytick.color": theme.text, "grid.color": theme.grid, "axes.grid": True, "grid.linewidth": 0.6, "axes.axisbelow": True,
+        "axes.spines.top": False, "axes.spines.right": False, "axes.prop_cycle": matplotlib.cycler(color=theme.cycle),
+        "font.size": 10, "axes.titlesize": 10.5, "axes.titleweight": "bold", "legend.frameon": False, "lines.linewidth": 1.5,
+        "svg.hashsalt": "lla", "svg.fonttype": "path", "xtick.labelsize": 9, "ytick.labelsize": 9,
+    })
+
+
+def figure(view, rows, columns, panel=(2.75, 2.2), **kwargs):
+    """A grid of panels; panel is the size of one, in inches."""
+    apply(view.theme)
+    return plt.subplots(rows, columns, figsize=(columns * panel[0], rows * panel[1] + 0.5), squeeze=False,
+                        layout="constrained", **kwargs)
+
+
+def legend_below(fig, handles, labels, columns):
+    fig.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=1.6, columnspacing=1.2)
+
+
+def png(fig):
+    data = io.BytesIO()
+    fig.savefig(data, format="png", dpi=170, metadata={"Software": None})
+    return data.getvalue()
+
+
+def save(draw, directory, name):
+    """Draws for every view. Writes NAME.png and NAME.svg (light, wide) to the directory; returns {(theme, narrow): png}."""
+    images = {}
+    for theme in (LIGHT, DARK):
+        for narrow in (False, True):
+            fig = draw(View(theme, narrow))
+            images[theme.name, narrow] = png(fig)
+            if theme is LIGHT and not narrow:
+                svg = io.StringIO()
+                fig.savefig(svg, format="svg", metadata={"Date": None})
+                text = re.sub(r"[ \t]+$", "", svg.getvalue(), flags=re.M)
+                write(pathlib.Path(directory) / f"{name}.svg", text.encode())
+                write(pathlib.Path(directory) / f"{name}.png", images[theme.name, narrow])
+            plt.close(fig)
+    return images
+
+
+def write(path, content):
+    """Replaces a file as a whole, or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
