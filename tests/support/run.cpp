@@ -196,7 +196,7 @@ Backward run_backward(const Spec& spec, const Inputs& inputs, const std::vector<
 }
 
 Forward oracle_forward(const Spec& spec, const Inputs& inputs) {
-  return run_forward(as_oracle(spec), inputs, "reference", {.saved = false, .info = true});
+  return run_forward(as_oracle(spec), inputs, "reference");
 }
 
 Backward oracle_backward(const Spec& spec, const Inputs& inputs) {
