@@ -18,8 +18,8 @@ BlasYardstick::BlasYardstick(int threads) : a_(kSize * kSize, 0.5f), b_(kSize * 
 
 double BlasYardstick::gflops() {
   const auto start = std::chrono::steady_clock::now();
-  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, kSize, kSize, kSize, 1.0f, a_.data(), kSize, b_.data(), kSize, 0.0f, c_.data(),
-              kSize);
+  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, kSize, kSize, kSize, 1.0f, a_.data(), kSize, b_.data(), kSize,
+              0.0f, c_.data(), kSize);
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   return 2.0 * kSize * kSize * kSize / seconds.count() * 1e-9;
 }

@@ -33,8 +33,15 @@ class Call {
   explicit Call(const CpuCase& c)
       : case_(c),
         tensors_(data::make(c.kind, 1, {c.batch, c.length, c.length, c.heads, c.heads, c.dim, c.dim})),
-        q_(c.dtype, tensors_.q), k_(c.dtype, tensors_.k), v_(c.dtype, tensors_.v), o_(c.dtype, elements()), grad_(c.dtype, tensors_.v),
-        dq_(c.dtype, elements()), dk_(c.dtype, elements()), dv_(c.dtype, elements()), ridge_(ridge_dtype(), std::vector<double>{c.ridge}),
+        q_(c.dtype, tensors_.q),
+        k_(c.dtype, tensors_.k),
+        v_(c.dtype, tensors_.v),
+        o_(c.dtype, elements()),
+        grad_(c.dtype, tensors_.v),
+        dq_(c.dtype, elements()),
+        dk_(c.dtype, elements()),
+        dv_(c.dtype, elements()),
+        ridge_(ridge_dtype(), std::vector<double>{c.ridge}),
         dridge_(ridge_dtype(), 1) {}
 
   Status prepare() {
@@ -73,7 +80,9 @@ class Call {
  private:
   int64_t elements() const { return case_.batch * case_.length * case_.heads * case_.dim; }
   DType ridge_dtype() const { return case_.dtype == DType::f64 ? DType::f64 : DType::f32; }
-  Tensor view(const Buffer& b) const { return dense(b.bytes.data(), b.dtype, {case_.batch, case_.length, case_.heads, case_.dim}); }
+  Tensor view(const Buffer& b) const {
+    return dense(b.bytes.data(), b.dtype, {case_.batch, case_.length, case_.heads, case_.dim});
+  }
 
   template <class Args>
   void fill(Args& args) {
@@ -121,20 +130,39 @@ Status time_once(Call& call, Timed& timed) {
   return {};
 }
 
-// One sample of the case. An iteration of conjugate gradients is what a longer run takes more than a shorter one.
-Status sample(const CpuCase& c, Call& call, Timed& timed) {
-  if (c.what != What::cg) return time_once(call, timed);
-  constexpr int kShort = 2, kLong = 10;
-  Timed few, many;
-  call.set_iterations(kShort);
-  LLA_RETURN_IF_ERROR(time_once(call, few));
-  call.set_iterations(kLong);
-  LLA_RETURN_IF_ERROR(time_once(call, many));
-  timed.seconds = std::max(1e-12, (many.seconds - few.seconds) / (kLong - kShort));
-  timed.work = many.work - few.work;
-  timed.work.product_flops /= kLong - kShort;
-  return {};
-}
+// The best time of a case over its repeats. An iteration of conjugate gradients is what the best long run takes more
+// than the best short one, over the iterations between them.
+class Best {
+ public:
+  explicit Best(const CpuCase& c) : cg_(c.what == What::cg) {}
+
+  Status sample(Call& call) {
+    if (!cg_) return keep(call, long_);
+    call.set_iterations(kShort);
+    LLA_RETURN_IF_ERROR(keep(call, short_));
+    call.set_iterations(kLong);
+    return keep(call, long_);
+  }
+  Timed result() const {
+    if (!cg_) return long_;
+    Timed one{(long_.seconds - short_.seconds) / (kLong - kShort), long_.work - short_.work};
+    one.work.product_flops /= kLong - kShort;
+    return one;
+  }
+
+ private:
+  static constexpr int kShort = 2, kLong = 10;
+
+  static Status keep(Call& call, Timed& best) {
+    Timed now;
+    LLA_RETURN_IF_ERROR(time_once(call, now));
+    if (best.seconds == 0 || now.seconds < best.seconds) best = now;
+    return {};
+  }
+
+  bool cg_;
+  Timed short_, long_;
+};
 
 // A few rows of the first head, spread over its length, stand for all: a row costs in proportion to its keys.
 double naive_seconds(const CpuCase& c, const data::Tensors& t) {
@@ -151,7 +179,8 @@ double naive_seconds(const CpuCase& c, const data::Tensors& t) {
   double seconds = 0;
   for (int i = 0; i < kSamples; ++i) {
     const int64_t row = (2 * i + 1) * c.length / (2 * kSamples);
-    seconds += naive_forward_seconds(q, k, v, c.length, c.dim, static_cast<float>(c.ridge), static_cast<float>(c.tolerance), row, 1);
+    seconds += naive_forward_seconds(q, k, v, c.length, c.dim, static_cast<float>(c.ridge),
+                                     static_cast<float>(c.tolerance), row, 1);
   }
   return seconds / kSamples * static_cast<double>(c.length * c.heads * c.batch);
 }
@@ -201,22 +230,25 @@ Status measure_cpu(const CpuCase& wanted, CpuResult& result, const std::function
   result.threads = cpu::num_threads();
   result.workspace_bytes = call.workspace_bytes();
   result.cached_weights = call.cached_weights();
-  Timed best, now;
-  LLA_RETURN_IF_ERROR(sample(c, call, now));  // warms up
+  Best timer(c);
+  Timed warm_up;
+  LLA_RETURN_IF_ERROR(time_once(call, warm_up));
   const auto start = std::chrono::steady_clock::now();
   double spent = 0;
   while (result.repeats < kMinRepeats || spent < c.seconds) {
     if (have_blas()) result.blas_gflops = std::max(result.blas_gflops, blas.gflops());
-    LLA_RETURN_IF_ERROR(sample(c, call, now));
-    if (result.repeats++ == 0 || now.seconds < best.seconds) best = now;
+    LLA_RETURN_IF_ERROR(timer.sample(call));
+    ++result.repeats;
     spent = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (progress) progress(std::min({spent / c.seconds, static_cast<double>(result.repeats) / kMinRepeats, 1.0}));
   }
   const double rows = static_cast<double>(c.batch * c.heads * c.length);
+  const Timed best = timer.result();
   result.seconds = best.seconds;
   result.gflops = static_cast<double>(best.work.product_flops + best.work.direct_flops) / best.seconds * 1e-9;
   result.ratio = result.blas_gflops > 0 ? result.gflops / result.blas_gflops : 0;
-  if (best.work.cg_pairs > 0) result.iterations = static_cast<double>(best.work.iteration_pairs) / static_cast<double>(best.work.cg_pairs);
+  if (best.work.cg_pairs > 0)
+    result.iterations = static_cast<double>(best.work.iteration_pairs) / static_cast<double>(best.work.cg_pairs);
   result.direct_rows = static_cast<double>(best.work.direct_rows) / rows;
   if (c.what == What::forward && c.causal) result.naive_seconds = naive_seconds(c, call.tensors());
   return {};
@@ -233,13 +265,9 @@ Status measure_growth(const CpuCase& wanted, const std::vector<int64_t>& lengths
     const Threads threads(c.threads);
     Call call(c);
     LLA_RETURN_IF_ERROR(call.prepare());
-    Timed now;
-    double best = 0;
-    for (int repeat = 0; repeat <= kMinRepeats; ++repeat) {
-      LLA_RETURN_IF_ERROR(sample(c, call, now));
-      if (repeat == 0 || now.seconds < best) best = now.seconds;
-    }
-    growth.seconds.push_back(best);
+    Best timer(c);
+    for (int repeat = 0; repeat <= kMinRepeats; ++repeat) LLA_RETURN_IF_ERROR(timer.sample(call));
+    growth.seconds.push_back(timer.result().seconds);
     growth.workspace_bytes.push_back(call.workspace_bytes());
     bytes.push_back(static_cast<double>(call.workspace_bytes()));
     if (progress) progress(static_cast<double>(i + 1) / static_cast<double>(lengths.size()));

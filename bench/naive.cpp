@@ -19,7 +19,8 @@ float dot(const float* a, const float* b, int64_t n) {
 Row combine(const Row& coefficients, const float* rows, int64_t width) {
   Row sum(static_cast<size_t>(width), 0.0f);
   for (size_t j = 0; j < coefficients.size(); ++j) {
-    for (int64_t c = 0; c < width; ++c) sum[static_cast<size_t>(c)] += coefficients[j] * rows[static_cast<int64_t>(j) * width + c];
+    for (int64_t c = 0; c < width; ++c)
+      sum[static_cast<size_t>(c)] += coefficients[j] * rows[static_cast<int64_t>(j) * width + c];
   }
   return sum;
 }
@@ -29,11 +30,13 @@ Row centered(const Row& p, const float* keys, const Row& mean, const Row& u) {
   const int64_t dim = static_cast<int64_t>(u.size());
   const float center = dot(mean.data(), u.data(), dim);
   Row result(p.size());
-  for (size_t j = 0; j < p.size(); ++j) result[j] = p[j] * (dot(keys + static_cast<int64_t>(j) * dim, u.data(), dim) - center);
+  for (size_t j = 0; j < p.size(); ++j)
+    result[j] = p[j] * (dot(keys + static_cast<int64_t>(j) * dim, u.data(), dim) - center);
   return result;
 }
 
-Row forward_row(const float* q, const float* keys, const float* values, int64_t count, int64_t dim, float ridge, float tolerance) {
+Row forward_row(const float* q, const float* keys, const float* values, int64_t count, int64_t dim, float ridge,
+                float tolerance) {
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
   Row p(static_cast<size_t>(count));
   for (int64_t j = 0; j < count; ++j) p[static_cast<size_t>(j)] = scale * dot(q, keys + j * dim, dim);
@@ -66,8 +69,8 @@ Row forward_row(const float* q, const float* keys, const float* values, int64_t 
 
 }  // namespace
 
-double naive_forward_seconds(const std::vector<float>& q, const std::vector<float>& k, const std::vector<float>& v, int64_t n,
-                             int64_t dim, float ridge, float tolerance, int64_t first, int64_t count) {
+double naive_forward_seconds(const std::vector<float>& q, const std::vector<float>& k, const std::vector<float>& v,
+                             int64_t n, int64_t dim, float ridge, float tolerance, int64_t first, int64_t count) {
   const auto start = std::chrono::steady_clock::now();
   volatile float keep = 0;  // the results are wanted
   for (int64_t i = first; i < std::min(n, first + count); ++i) {

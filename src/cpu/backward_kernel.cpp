@@ -12,20 +12,20 @@ HWY_BEFORE_NAMESPACE();
 namespace lla::cpu {
 namespace HWY_NAMESPACE {
 
-void rows_f32(const core::BackwardCall& call, const PackedHead<float>& head, const PackedQueries<float>& queries, int64_t first,
-              int64_t rows, WorkerMemory<float>& memory, double* ridge_rows) {
+void rows_f32(const core::BackwardCall& call, const PackedHead<float>& head, const PackedQueries<float>& queries,
+              int64_t first, int64_t rows, WorkerMemory<float>& memory, double* ridge_rows) {
   backward_rows(call, head, queries, first, rows, memory, ridge_rows);
 }
-void rows_f64(const core::BackwardCall& call, const PackedHead<double>& head, const PackedQueries<double>& queries, int64_t first,
-              int64_t rows, WorkerMemory<double>& memory, double* ridge_rows) {
+void rows_f64(const core::BackwardCall& call, const PackedHead<double>& head, const PackedQueries<double>& queries,
+              int64_t first, int64_t rows, WorkerMemory<double>& memory, double* ridge_rows) {
   backward_rows(call, head, queries, first, rows, memory, ridge_rows);
 }
-void keys_f32(const core::BackwardCall& call, const PackedHead<float>& head, const PackedQueries<float>& queries, int64_t first,
-              int64_t keys, WorkerMemory<float>& memory) {
+void keys_f32(const core::BackwardCall& call, const PackedHead<float>& head, const PackedQueries<float>& queries,
+              int64_t first, int64_t keys, WorkerMemory<float>& memory) {
   backward_keys(call, head, queries, first, keys, memory);
 }
-void keys_f64(const core::BackwardCall& call, const PackedHead<double>& head, const PackedQueries<double>& queries, int64_t first,
-              int64_t keys, WorkerMemory<double>& memory) {
+void keys_f64(const core::BackwardCall& call, const PackedHead<double>& head, const PackedQueries<double>& queries,
+              int64_t first, int64_t keys, WorkerMemory<double>& memory) {
   backward_keys(call, head, queries, first, keys, memory);
 }
 
@@ -42,23 +42,26 @@ HWY_EXPORT(keys_f32);
 HWY_EXPORT(keys_f64);
 
 template <>
-void run_backward_rows(const core::BackwardCall& call, const PackedHead<float>& head, const PackedQueries<float>& queries, int64_t first,
-                       int64_t rows, WorkerMemory<float>& memory, double* ridge_rows) {
+void run_backward_rows(const core::BackwardCall& call, const PackedHead<float>& head,
+                       const PackedQueries<float>& queries, int64_t first, int64_t rows, WorkerMemory<float>& memory,
+                       double* ridge_rows) {
   HWY_DYNAMIC_DISPATCH(rows_f32)(call, head, queries, first, rows, memory, ridge_rows);
 }
 template <>
-void run_backward_rows(const core::BackwardCall& call, const PackedHead<double>& head, const PackedQueries<double>& queries,
-                       int64_t first, int64_t rows, WorkerMemory<double>& memory, double* ridge_rows) {
+void run_backward_rows(const core::BackwardCall& call, const PackedHead<double>& head,
+                       const PackedQueries<double>& queries, int64_t first, int64_t rows, WorkerMemory<double>& memory,
+                       double* ridge_rows) {
   HWY_DYNAMIC_DISPATCH(rows_f64)(call, head, queries, first, rows, memory, ridge_rows);
 }
 template <>
-void run_backward_keys(const core::BackwardCall& call, const PackedHead<float>& head, const PackedQueries<float>& queries, int64_t first,
-                       int64_t keys, WorkerMemory<float>& memory) {
+void run_backward_keys(const core::BackwardCall& call, const PackedHead<float>& head,
+                       const PackedQueries<float>& queries, int64_t first, int64_t keys, WorkerMemory<float>& memory) {
   HWY_DYNAMIC_DISPATCH(keys_f32)(call, head, queries, first, keys, memory);
 }
 template <>
-void run_backward_keys(const core::BackwardCall& call, const PackedHead<double>& head, const PackedQueries<double>& queries,
-                       int64_t first, int64_t keys, WorkerMemory<double>& memory) {
+void run_backward_keys(const core::BackwardCall& call, const PackedHead<double>& head,
+                       const PackedQueries<double>& queries, int64_t first, int64_t keys,
+                       WorkerMemory<double>& memory) {
   HWY_DYNAMIC_DISPATCH(keys_f64)(call, head, queries, first, keys, memory);
 }
 

@@ -1,7 +1,9 @@
-// Backward, pass B, one block of keys: dk and dv. The roles are swapped: lanes are keys, what is broadcast are the rows that pass A
-// packed, in the order of the head's rows, so the sum over a group's heads needs nothing of its own. 8 products.
+// Backward, pass B, one block of keys: dk and dv. The roles are swapped: lanes are keys, what is broadcast are the rows
+// that pass A packed, in the order of the head's rows, so the sum over a group's heads needs nothing of its own. 8
+// products.
 //
-// Of a panel's arrays: q the keys, mean_v the values, image dk, value dv; lane_begin and lane_end are the rows that see the key.
+// Of a panel's arrays: q the keys, mean_v the values, image dk, value dv; lane_begin and lane_end are the rows that see
+// the key.
 #if defined(LLA_CPU_BACKWARD_KEYS_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef LLA_CPU_BACKWARD_KEYS_INL_HPP
 #undef LLA_CPU_BACKWARD_KEYS_INL_HPP
@@ -52,7 +54,8 @@ void logits_to_probabilities(const Panel<T>& panel, const PackedQueries<T>& rows
 
 // One tile of rows into dk and dv of one panel.
 template <class T>
-void add_rows(const core::Problem& p, Panel<T>& panel, const PackedQueries<T>& rows, int64_t lo, int64_t hi, T* const* tiles) {
+void add_rows(const core::Problem& p, Panel<T>& panel, const PackedQueries<T>& rows, int64_t lo, int64_t hi,
+              T* const* tiles) {
   const int64_t dim = p.dim, value_dim = p.value_dim;
   T *const ds = tiles[0], *const pa = tiles[1], *const pb = tiles[2];
   grouped_product(rows.q.grouped, dim, lo, hi, panel.q, [&](int64_t j, Vec<T> s0, Vec<T> s1) HWY_ATTR {
@@ -60,29 +63,33 @@ void add_rows(const core::Problem& p, Panel<T>& panel, const PackedQueries<T>& r
     store(s1, pa + j * kPanel<T> + kLanes<T>);
   });
   logits_to_probabilities(panel, rows, lo, hi, pa);
-  grouped_product(rows.grad.grouped, value_dim, lo, hi, panel.mean_v, [&](int64_t j, Vec<T> v0, Vec<T> v1) HWY_ATTR {
-    const auto center = splat(rows.center_b[lo + j]);
-    store(hn::Sub(v0, center), pb + j * kPanel<T>);
-    store(hn::Sub(v1, center), pb + j * kPanel<T> + kLanes<T>);
-  });
+  T* const scratch = tiles[3];
+  const auto put_b = [&](int64_t j, Vec<T> v0, Vec<T> v1) HWY_ATTR {
+    store(v0, pb + j * kPanel<T>);
+    store(v1, pb + j * kPanel<T> + kLanes<T>);
+  };
+  centered_product(rows.grad.grouped, value_dim, lo, hi, panel.mean_v, RowCenters<T>{rows.tau + lo}, scratch, put_b);
   if (!p.given_x()) {
-    grouped_product(rows.y.grouped, dim, lo, hi, panel.q, [&](int64_t j, Vec<T> f0, Vec<T> f1) HWY_ATTR {
+    const auto subtract_f = [&](int64_t j, Vec<T> f0, Vec<T> f1) HWY_ATTR {
       T* const to = pb + j * kPanel<T>;
       store(hn::Sub(load(to), f0), to);
       store(hn::Sub(load(to + kLanes<T>), f1), to + kLanes<T>);
-    });
+    };
+    centered_product(rows.y.grouped, dim, lo, hi, panel.q, RowCenters<T>{rows.center_y + lo}, scratch, subtract_f);
   }
-  grouped_product(rows.x.grouped, dim, lo, hi, panel.q, [&](int64_t j, Vec<T> e0, Vec<T> e1) HWY_ATTR {
-    const auto center = splat(rows.center_x[lo + j]), c = splat(rows.c[lo + j]);
+  const auto finish_rows = [&](int64_t j, Vec<T> e0, Vec<T> e1) HWY_ATTR {
+    const auto shift = splat(rows.shift_x[lo + j] - 1), shift_b = splat(rows.shift_b[lo + j]),
+               c = splat(rows.c[lo + j]);
     const auto finish = [&](Vec<T> e, int64_t at) HWY_ATTR {
-      const auto probability = load(pa + at), b = load(pb + at), a = hn::Sub(e, center);
+      const auto probability = load(pa + at), b = hn::Sub(load(pb + at), shift_b), a = hn::Sub(e, shift);
       store(hn::Mul(probability, hn::MulSub(a, b, c)), ds + at);
       store(hn::Mul(probability, a), pa + at);
       store(hn::Mul(probability, b), pb + at);
     };
     finish(e0, j * kPanel<T>);
     finish(e1, j * kPanel<T> + kLanes<T>);
-  });
+  };
+  centered_product(rows.x.grouped, dim, lo, hi, panel.q, RowCenters<T>{rows.center_x + lo}, scratch, finish_rows);
   natural_product(rows.grad.natural + lo * value_dim, value_dim, value_dim, pa, hi - lo, panel.value);
   natural_product(rows.q.natural + lo * dim, dim, dim, ds, hi - lo, panel.image);
   natural_product(rows.x.natural + lo * dim, dim, dim, pb, hi - lo, panel.image);
@@ -90,15 +97,18 @@ void add_rows(const core::Problem& p, Panel<T>& panel, const PackedQueries<T>& r
 }
 
 template <class T>
-void write_keys(const Panel<T>& panel, const core::BackwardCall& call, const PackedHead<T>& head, const PackedQueries<T>& queries) {
+void write_keys(const Panel<T>& panel, const core::BackwardCall& call, const PackedHead<T>& head,
+                const PackedQueries<T>& queries) {
   const core::Problem& p = call.problem;
   T row[kMaxChannels];
   for (int64_t l = 0; l < panel.rows; ++l) {
     const bool bad = queries.any_bad(panel.lane_begin[l], panel.lane_end[l]);
     const auto write = [&](const core::Operand& to, const T* array, int64_t channels) {
       if (!to) return;
-      for (int64_t c = 0; c < channels; ++c) row[c] = bad ? std::numeric_limits<T>::quiet_NaN() : array[c * kPanel<T> + l];
-      write_row(to, row_offset(to, head.sequence.batch, head.sequence.start_k + panel.first_row + l, head.head_kv), channels, row);
+      for (int64_t c = 0; c < channels; ++c)
+        row[c] = bad ? std::numeric_limits<T>::quiet_NaN() : array[c * kPanel<T> + l];
+      write_row(to, row_offset(to, head.sequence.batch, head.sequence.start_k + panel.first_row + l, head.head_kv),
+                channels, row);
     };
     write(call.dk, panel.image, p.dim);
     write(call.dv, panel.value, p.value_dim);
@@ -106,8 +116,8 @@ void write_keys(const Panel<T>& panel, const core::BackwardCall& call, const Pac
 }
 
 template <class T>
-void backward_keys(const core::BackwardCall& call, const PackedHead<T>& head, const PackedQueries<T>& queries, int64_t first_key,
-                   int64_t keys, WorkerMemory<T>& memory) {
+void backward_keys(const core::BackwardCall& call, const PackedHead<T>& head, const PackedQueries<T>& queries,
+                   int64_t first_key, int64_t keys, WorkerMemory<T>& memory) {
   const core::Problem& p = call.problem;
   Block<T> block(p, head, memory);
   for (int64_t j = first_key; j < first_key + keys; j += kPanel<T>) {
@@ -123,7 +133,8 @@ void backward_keys(const core::BackwardCall& call, const PackedHead<T>& head, co
     clear(panel.value, p.value_dim);
     block.count_products(panel, (p.given_x() ? 4 : 6) * p.dim + 2 * p.value_dim);
   }
-  walk(block, nullptr, [&](int i, int64_t lo, int64_t hi) HWY_ATTR { add_rows(p, block.panels[i], queries, lo, hi, memory.tiles); });
+  walk(block, nullptr,
+       [&](int i, int64_t lo, int64_t hi) HWY_ATTR { add_rows(p, block.panels[i], queries, lo, hi, memory.tiles); });
   for (int i = 0; i < block.count; ++i) write_keys(block.panels[i], call, head, queries);
   add_work(block.work);
 }

@@ -1,5 +1,5 @@
-// Backward, pass A, one block of rows: t, the solve for y, c, then dq and the ridge's gradient. With cached weights 7 + 2T products.
-// It leaves everything pass B needs of the rows packed in PackedQueries.
+// Backward, pass A, one block of rows: t, the solve for y, c, then dq and the ridge's gradient. With cached weights 7 +
+// 2T products. It leaves everything pass B needs of the rows packed in PackedQueries.
 //
 // Of a panel's arrays: x the forward's solution, solution y, value the gradient of o, rhs t.
 #if defined(LLA_CPU_BACKWARD_ROWS_INL_HPP) == defined(HWY_TARGET_TOGGLE)
@@ -20,9 +20,11 @@ namespace HWY_NAMESPACE {
 // What pass A keeps of a panel's lanes beside Panel.
 template <class T>
 struct GradientLanes {
-  HWY_ALIGN T tau[kPanel<T>];                        // gradient of o . mean value
+  HWY_ALIGN T tau[kPanel<T>];                            // gradient of o . mean value
   HWY_ALIGN T center_x[kPanel<T>], center_y[kPanel<T>];  // x . mean key, y . mean key
+  HWY_ALIGN T sum_x[kPanel<T>], sum_b[kPanel<T>];        // weighted sums of E and b: 0 but for rounding
   HWY_ALIGN T c[kPanel<T>];
+  HWY_ALIGN T unsolved[kPanel<T>];  // x . residual of y
 };
 
 template <class T>
@@ -68,7 +70,8 @@ void find_t(Block<T>& block, const GradientLanes<T>* lanes) {
     T* const u = block.memory.tiles[0];
     logits_tile(panel, head.k.grouped, dim, lo, hi, weights);
     logits_to_weights<true>(panel, weights, lo, hi);
-    centered_tile(panel, head.v.grouped, value_dim, lo, hi, panel.value, weights, u);
+    centered_tile<Precision::automatic>(panel, head.v.grouped, value_dim, lo, hi, panel.value, weights,
+                                        block.memory.tiles[3], u);
     natural_product(head.k.natural + lo * dim, dim, dim, u, hi - lo, panel.rhs);
   });
   for (int i = 0; i < block.count; ++i) {
@@ -81,33 +84,34 @@ void find_t(Block<T>& block, const GradientLanes<T>* lanes) {
   }
 }
 
-// b[j] = G . v_j - y . k_j - center, for the keys [lo, hi).
+// b[j] = (G . v_j - tau) - (y . k_j - center), for the keys [lo, hi).
 template <class T>
-HWY_INLINE void b_tile(const Block<T>& block, const Panel<T>& panel, const T* center, int64_t lo, int64_t hi, T* b) {
-  const auto center0 = load(center), center1 = load(center + kLanes<T>);
-  const int64_t dim = block.problem.dim;
-  grouped_product(block.head.v.grouped, block.problem.value_dim, lo, hi, panel.value, [&](int64_t j, Vec<T> v0, Vec<T> v1) HWY_ATTR {
-    store(hn::Sub(v0, center0), b + j * kPanel<T>);
-    store(hn::Sub(v1, center1), b + j * kPanel<T> + kLanes<T>);
-  });
+HWY_INLINE void b_tile(const Block<T>& block, const Panel<T>& panel, const GradientLanes<T>& g, int64_t lo, int64_t hi,
+                       T* b) {
+  T* const scratch = block.memory.tiles[3];
+  centered_product(block.head.v.grouped, block.problem.value_dim, lo, hi, panel.value, LaneCenters<T>{g.tau}, scratch,
+                   [&](int64_t j, Vec<T> v0, Vec<T> v1) HWY_ATTR {
+                     store(v0, b + j * kPanel<T>);
+                     store(v1, b + j * kPanel<T> + kLanes<T>);
+                   });
   if (block.problem.given_x()) return;
-  grouped_product(block.head.k.grouped, dim, lo, hi, panel.solution, [&](int64_t j, Vec<T> f0, Vec<T> f1) HWY_ATTR {
-    T* const to = b + j * kPanel<T>;
-    store(hn::Sub(load(to), f0), to);
-    store(hn::Sub(load(to + kLanes<T>), f1), to + kLanes<T>);
-  });
+  centered_product(block.head.k.grouped, block.problem.dim, lo, hi, panel.solution, LaneCenters<T>{g.center_y}, scratch,
+                   [&](int64_t j, Vec<T> f0, Vec<T> f1) HWY_ATTR {
+                     T* const to = b + j * kPanel<T>;
+                     store(hn::Sub(load(to), f0), to);
+                     store(hn::Sub(load(to + kLanes<T>), f1), to + kLanes<T>);
+                   });
 }
 
-// image = sum of dS k (dS without the scale), and the exact c: the sum over dS that an inexact c leaves is taken off again.
+// image = sum of dS k (dS without the scale), and the exact c: the sum over dS that an inexact c leaves is taken off
+// again.
 template <class T>
 void find_dq(Block<T>& block, GradientLanes<T>* lanes) {
   const core::Problem& p = block.problem;
   const int64_t dim = p.dim;
-  HWY_ALIGN T center_b[kMaxPanels][kPanel<T>];
   for (int i = 0; i < block.count; ++i) {
     Panel<T>& panel = block.panels[i];
-    for (int64_t l = 0; l < kPanel<T>; ++l) center_b[i][l] = lanes[i].tau[l] - lanes[i].center_y[l];
-    std::fill_n(panel.row_sum, kPanel<T>, T{0});
+    for (T* sums : {panel.row_sum, lanes[i].sum_x, lanes[i].sum_b}) std::fill_n(sums, kPanel<T>, T{0});
     clear(panel.image, dim);
     block.count_products(panel, p.value_dim + (p.given_x() ? 2 : 3) * dim + (panel.weights ? 0 : dim));
   }
@@ -117,44 +121,69 @@ void find_dq(Block<T>& block, GradientLanes<T>* lanes) {
     const T* weights = weights_tile(panel, k.grouped, dim, lo, hi, block.memory.tiles[1]);
     T* const u = block.memory.tiles[0];
     T* const b = block.memory.tiles[2];
-    b_tile(block, panel, center_b[i], lo, hi, b);
-    HWY_ALIGN T one_less[kPanel<T>];  // center - 1, so that the product gives a at once
-    for (int64_t l = 0; l < kPanel<T>; ++l) one_less[l] = lanes[i].center_x[l] - 1;
-    const auto center0 = load(one_less), center1 = load(one_less + kLanes<T>);
-    const auto c0 = load(lanes[i].c), c1 = load(lanes[i].c + kLanes<T>);
-    auto sum0 = load(panel.row_sum), sum1 = load(panel.row_sum + kLanes<T>);
-    grouped_product(k.grouped, dim, lo, hi, panel.x, [&](int64_t j, Vec<T> e0, Vec<T> e1) HWY_ATTR {
-      const int64_t at = j * kPanel<T>;
-      const auto u0 = hn::Mul(load(weights + at), hn::MulSub(hn::Sub(e0, center0), load(b + at), c0));
-      const auto u1 = hn::Mul(load(weights + at + kLanes<T>), hn::MulSub(hn::Sub(e1, center1), load(b + at + kLanes<T>), c1));
-      sum0 = hn::Add(sum0, u0);
-      sum1 = hn::Add(sum1, u1);
-      store(u0, u + at);
-      store(u1, u + at + kLanes<T>);
-    });
-    store(sum0, panel.row_sum);
-    store(sum1, panel.row_sum + kLanes<T>);
+    GradientLanes<T>& g = lanes[i];
+    b_tile(block, panel, g, lo, hi, b);
+    struct Sums {
+      Vec<T> u, x, b;
+    };
+    const auto start = [&](int64_t at) HWY_ATTR {
+      return Sums{load(panel.row_sum + at), load(g.sum_x + at), load(g.sum_b + at)};
+    };
+    Sums sums0 = start(0), sums1 = start(kLanes<T>);
+    const auto epilogue = [&](int64_t j, Vec<T> e0, Vec<T> e1) HWY_ATTR {
+      const auto finish = [&](Vec<T> e, int64_t lane, Sums& sums) HWY_ATTR {
+        const int64_t at = j * kPanel<T> + lane;
+        const auto w = load(weights + at), bj = load(b + at);
+        const auto uj = hn::Mul(w, hn::MulSub(hn::Add(e, splat(T{1})), bj, load(g.c + lane)));
+        sums = {hn::Add(sums.u, uj), hn::MulAdd(w, e, sums.x), hn::MulAdd(w, bj, sums.b)};
+        store(uj, u + at);
+      };
+      finish(e0, 0, sums0);
+      finish(e1, kLanes<T>, sums1);
+    };
+    centered_product(k.grouped, dim, lo, hi, panel.x, LaneCenters<T>{g.center_x}, block.memory.tiles[3], epilogue);
+    const auto end = [&](const Sums& sums, int64_t at) HWY_ATTR {
+      store(sums.u, panel.row_sum + at);
+      store(sums.x, g.sum_x + at);
+      store(sums.b, g.sum_b + at);
+    };
+    end(sums0, 0);
+    end(sums1, kLanes<T>);
     natural_product(k.natural + lo * dim, dim, dim, u, hi - lo, panel.image);
   });
   for (int i = 0; i < block.count; ++i) {
     Panel<T>& panel = block.panels[i];
     center_and_divide<false>(panel, panel.image, panel.mean_k, dim);
     for (int64_t l = 0; l < kPanel<T>; ++l) {
-      if (panel.omega[l] > 0) lanes[i].c[l] += panel.row_sum[l] / panel.omega[l];
+      if (!(panel.omega[l] > 0)) continue;
+      GradientLanes<T>& g = lanes[i];
+      g.sum_x[l] /= panel.omega[l];
+      g.sum_b[l] /= panel.omega[l];
+      // sum of p (a - sum_x) (b - sum_b), given sum of p a b
+      g.c[l] += panel.row_sum[l] / panel.omega[l] - g.sum_b[l] * (1 + g.sum_x[l]);
     }
   }
 }
 
+// The ridge's gradient of one row, - x y by channel. Where the row's ridge is one number, small against the keys'
+// variance, x is long in directions the keys do not span, y should be 0 there, and the sum of their products is
+// rounding; c = ridge x.y + x.residual gives the sum without those directions.
 template <class T>
-void write_ridge_gradient(const Panel<T>& panel, const core::BackwardCall& call, const RowPlace& at, int64_t lane, double* ridge_rows) {
+void write_ridge_gradient(const Panel<T>& panel, const GradientLanes<T>& lanes, const core::BackwardCall& call,
+                          const RowPlace& at, int64_t lane, T variance, double* ridge_rows) {
   const core::Problem& p = call.problem;
   T row[kMaxChannels];
   double sum = 0;
   for (int64_t c = 0; c < p.dim; ++c) {
-    row[c] = panel.bad[lane] ? std::numeric_limits<T>::quiet_NaN() : -panel.x[c * kPanel<T> + lane] * panel.solution[c * kPanel<T> + lane];
+    row[c] = panel.bad[lane] ? std::numeric_limits<T>::quiet_NaN()
+                             : -panel.x[c * kPanel<T> + lane] * panel.solution[c * kPanel<T> + lane];
     sum += static_cast<double>(row[c]);
   }
   if (p.ridge == core::RidgeShape::dimension) return write_row(call.dridge, row_offset(call.dridge, at), p.dim, row);
+  const T ridge = panel.ridge[lane];
+  if (!panel.bad[lane] && panel.omega[lane] > 0 && ridge > 0 && ridge < variance) {
+    sum = (static_cast<double>(lanes.unsolved[lane]) - static_cast<double>(lanes.c[lane])) / static_cast<double>(ridge);
+  }
   if (ridge_rows) {
     ridge_rows[at.index] = sum;
     return;
@@ -163,10 +192,11 @@ void write_ridge_gradient(const Panel<T>& panel, const core::BackwardCall& call,
   write_row(call.dridge, row_offset(call.dridge, at), 1, &total);
 }
 
-// dq, dx and the ridge's gradient of the lanes, and their rows for pass B. A bad row is NaN here and 0, but marked, there.
+// dq, dx and the ridge's gradient of the lanes, and their rows for pass B. A bad row is NaN here and 0, but marked,
+// there.
 template <class T>
-void write_rows(const Panel<T>& panel, const GradientLanes<T>& lanes, const core::BackwardCall& call, const PackedHead<T>& head,
-                const PackedQueries<T>& queries, double* ridge_rows) {
+void write_rows(const Panel<T>& panel, const GradientLanes<T>& lanes, const core::BackwardCall& call,
+                const PackedHead<T>& head, const PackedQueries<T>& queries, double* ridge_rows) {
   const core::Problem& p = call.problem;
   constexpr T nan = std::numeric_limits<T>::quiet_NaN();
   const T scale = static_cast<T>(p.scale);
@@ -190,7 +220,7 @@ void write_rows(const Panel<T>& panel, const GradientLanes<T>& lanes, const core
       for (int64_t c = 0; c < p.dim; ++c) row[c] = bad ? nan : panel.rhs[c * kPanel<T> + l];
       write_row(call.dx, row_offset(call.dx, at), p.dim, row);
     }
-    if (call.dridge) write_ridge_gradient(panel, call, at, l, ridge_rows);
+    if (call.dridge) write_ridge_gradient(panel, lanes, call, at, l, *head.variance, ridge_rows);
     // Pass B sums natural rows of q with the scale, grouped rows are logits; y is subtracted there.
     put({queries.q.natural, nullptr}, r, panel.q, l, p.dim, used ? static_cast<T>(0.69314718055994530942) : T{0});
     put({nullptr, queries.q.grouped}, r, panel.q, l, p.dim, used ? T{1} : T{0});
@@ -200,8 +230,11 @@ void write_rows(const Panel<T>& panel, const GradientLanes<T>& lanes, const core
     put(queries.grad, r, panel.value, l, p.value_dim, used ? T{1} : T{0});
     queries.max[r] = panel.max[l];
     queries.inverse_omega[r] = used ? 1 / panel.omega[l] : T{0};
-    queries.center_x[r] = used ? lanes.center_x[l] - 1 : T{0};
-    queries.center_b[r] = used ? lanes.tau[l] - lanes.center_y[l] : T{0};
+    queries.center_x[r] = used ? lanes.center_x[l] : T{0};
+    queries.shift_x[r] = used ? lanes.sum_x[l] : T{0};
+    queries.tau[r] = used ? lanes.tau[l] : T{0};
+    queries.center_y[r] = used ? lanes.center_y[l] : T{0};
+    queries.shift_b[r] = used ? lanes.sum_b[l] : T{0};
     queries.c[r] = used ? lanes.c[l] : T{0};
     queries.bad[r] = bad;
     if (bad) queries.bad_count->fetch_add(1, std::memory_order_relaxed);
@@ -209,8 +242,8 @@ void write_rows(const Panel<T>& panel, const GradientLanes<T>& lanes, const core
 }
 
 template <class T>
-void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, const PackedQueries<T>& queries, int64_t first_row,
-                   int64_t rows, WorkerMemory<T>& memory, double* ridge_rows) {
+void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, const PackedQueries<T>& queries,
+                   int64_t first_row, int64_t rows, WorkerMemory<T>& memory, double* ridge_rows) {
   const core::Problem& p = call.problem;
   Block<T> block(p, head, memory);
   GradientLanes<T> lanes[kMaxPanels];
@@ -239,10 +272,13 @@ void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, co
       clear(panel.solution, p.dim);
       lane_dots(panel.x, panel.rhs, p.dim, g.c);
     } else {
-      lane_dots(panel.x, panel.residual, p.dim, g.c);
+      lane_dots(panel.x, panel.residual, p.dim, g.unsolved);
       for (int64_t e = 0; e < p.dim * kPanel<T>; ++e) panel.direction[e] = panel.ridge[e] * panel.solution[e];
       lane_dots(panel.x, panel.direction, p.dim, weighted);
-      for (int64_t l = 0; l < kPanel<T>; ++l) g.c[l] = weighted[l] + (std::isfinite(g.c[l]) ? g.c[l] : T{0});
+      for (int64_t l = 0; l < kPanel<T>; ++l) {
+        if (!std::isfinite(g.unsolved[l])) g.unsolved[l] = 0;  // a step that was not taken left no residual to speak of
+        g.c[l] = weighted[l] + g.unsolved[l];
+      }
     }
     lane_dots(panel.solution, panel.mean_k, p.dim, g.center_y);
   }

@@ -1,7 +1,9 @@
-// Conjugate gradients on A u = (1/omega) (W (uK - center)) K + ridge u, a panel of rows at a time, every lane its own iteration.
+// Conjugate gradients on A u = (1/omega) (W (uK - center)) K + ridge u, a panel of rows at a time, every lane its own
+// iteration.
 //
-// Preconditioned by the diagonal ridge + (variance of the keys): without effect where a row's ridge is one number, a help where it
-// differs by channel, and it makes an infinite ridge (preconditioner 0) drop out of every vector by itself.
+// Preconditioned by the diagonal ridge + (variance of the keys): without effect where a row's ridge is one number, a
+// help where it differs by channel, and it makes an infinite ridge (preconditioner 0) drop out of every vector by
+// itself.
 #if defined(LLA_CPU_CG_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef LLA_CPU_CG_INL_HPP
 #undef LLA_CPU_CG_INL_HPP
@@ -9,6 +11,7 @@
 #define LLA_CPU_CG_INL_HPP
 #endif
 
+#include "cpu/centered-inl.hpp"
 #include "cpu/cost.hpp"
 #include "cpu/panel-inl.hpp"
 #include "cpu/work.hpp"
@@ -22,12 +25,13 @@ enum Lane : int { kDone = 0, kRunning = 1, kUnfinished = 2 /* to be solved direc
 
 template <class T>
 struct CgLanes {
-  HWY_ALIGN T active[kPanel<T>];     // 1 while the lane iterates, else 0
+  HWY_ALIGN T active[kPanel<T>];  // 1 while the lane iterates, else 0
   HWY_ALIGN T rz[kPanel<T>], rr[kPanel<T>], rr_start[kPanel<T>];
   HWY_ALIGN T pmp[kPanel<T>];        // direction . direction / preconditioner
   HWY_ALIGN T curvature[kPanel<T>];  // largest direction . image / pmp seen
   HWY_ALIGN T smallest_ridge[kPanel<T>];
   Lane lane[kPanel<T>];
+  bool precise;  // products with the direction are taken in double
 };
 
 // A block of rows that share their walks over the keys.
@@ -71,20 +75,20 @@ HWY_INLINE void walk(Block<T>& block, const bool* running, const Visit& visit) {
 }
 
 // u[j] = w[j] (k_j . vector - center) for the keys [lo, hi); panel.row_sum += its sums.
-template <class T>
-HWY_INLINE void centered_tile(Panel<T>& panel, const T* keys_grouped, int64_t dim, int64_t lo, int64_t hi, const T* vector,
-                              const T* weights, T* u) {
-  const auto center0 = load(panel.center), center1 = load(panel.center + kLanes<T>);
+template <Precision kPrecision, class T>
+HWY_INLINE void centered_tile(Panel<T>& panel, const T* keys_grouped, int64_t dim, int64_t lo, int64_t hi,
+                              const T* vector, const T* weights, T* scratch, T* u) {
   auto sum0 = hn::Zero(Tag<T>()), sum1 = hn::Zero(Tag<T>());
-  grouped_product(keys_grouped, dim, lo, hi, vector, [&](int64_t j, Vec<T> e0, Vec<T> e1) HWY_ATTR {
+  const auto epilogue = [&](int64_t j, Vec<T> e0, Vec<T> e1) HWY_ATTR {
     const int64_t at = j * kPanel<T>;
-    const auto u0 = hn::Mul(load(weights + at), hn::Sub(e0, center0));
-    const auto u1 = hn::Mul(load(weights + at + kLanes<T>), hn::Sub(e1, center1));
+    const auto u0 = hn::Mul(load(weights + at), e0);
+    const auto u1 = hn::Mul(load(weights + at + kLanes<T>), e1);
     sum0 = hn::Add(sum0, u0);
     sum1 = hn::Add(sum1, u1);
     store(u0, u + at);
     store(u1, u + at + kLanes<T>);
-  });
+  };
+  centered_product<kPrecision>(keys_grouped, dim, lo, hi, vector, LaneCenters<T>{panel.center}, scratch, epilogue);
   store(hn::Add(load(panel.row_sum), sum0), panel.row_sum);
   store(hn::Add(load(panel.row_sum + kLanes<T>), sum1), panel.row_sum + kLanes<T>);
 }
@@ -106,7 +110,12 @@ void apply_covariance(Block<T>& block, const bool* running) {
     const PackedRows<T>& k = block.head.k;
     const T* weights = weights_tile(panel, k.grouped, dim, lo, hi, block.memory.tiles[1]);
     T* const u = block.memory.tiles[0];
-    centered_tile(panel, k.grouped, dim, lo, hi, panel.direction, weights, u);
+    T* const scratch = block.memory.tiles[3];
+    if (block.cg[i].precise) {
+      centered_tile<Precision::f64>(panel, k.grouped, dim, lo, hi, panel.direction, weights, scratch, u);
+    } else {
+      centered_tile<Precision::native>(panel, k.grouped, dim, lo, hi, panel.direction, weights, scratch, u);
+    }
     natural_product(k.natural + lo * dim, dim, dim, u, hi - lo, panel.image);
   });
   for (int i = 0; i < block.count; ++i) {
@@ -148,10 +157,14 @@ void start_cg(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
     store(rr, s.rr_start + at);
     store(mean_squares, s.curvature + at);
   }
+  s.precise = false;
   for (int64_t l = 0; l < kPanel<T>; ++l) {
+    s.precise |=
+        l < panel.rows && precise_iterations(s.curvature[l], *block.head.variance, dim, block.problem.tolerance);
     // Rounding of the mean key alone gives u . A u up to (eps |u| |mean|)^2: less than that is no curvature.
     const T scale = s.smallest_ridge[l] + *block.head.variance;
-    s.curvature[l] = scale > 0 && std::isfinite(scale) ? std::numeric_limits<T>::epsilon() * s.curvature[l] / scale : T{0};
+    s.curvature[l] =
+        scale > 0 && std::isfinite(scale) ? std::numeric_limits<T>::epsilon() * s.curvature[l] / scale : T{0};
     s.lane[l] = l < panel.rows && !panel.bad[l] && s.rr_start[l] > 0 ? kRunning : kDone;
     s.active[l] = s.lane[l] == kRunning ? T{1} : T{0};
   }
@@ -169,7 +182,8 @@ bool step_cg(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
     auto pap = zero;
     for (int64_t e = at; e < end; e += kPanel<T>) {
       const auto direction = load(panel.direction + e);
-      // Where the preconditioner is 0 the channel is left out; there direction is 0, so only the image has to be cleared.
+      // Where the preconditioner is 0 the channel is left out; there direction is 0, so only the image has to be
+      // cleared.
       const auto image = hn::IfThenZeroElse(hn::Eq(load(panel.preconditioner + e), zero),
                                             hn::MulAdd(load(panel.ridge + e), direction, load(panel.image + e)));
       store(image, panel.image + e);

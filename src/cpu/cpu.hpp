@@ -9,7 +9,8 @@ namespace lla::cpu {
 
 extern const core::Implementation implementation;
 
-// Threads a call may use. Results do not depend on it. 0 restores the default: LLA_NUM_THREADS, or the cores this process may use.
+// Threads a call may use. Results do not depend on it. 0 restores the default: LLA_NUM_THREADS, or the cores this
+// process may use.
 int num_threads();
 void set_num_threads(int threads);
 

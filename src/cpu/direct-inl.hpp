@@ -1,8 +1,8 @@
 // The direct solver: forms each row's matrix from its weights, in double, and factors it, a panel of doubles at a time.
 //
-// With z = (1, k - c) the weighted moments sum w z z^T hold omega, the first and the second moments; eliminating their first row and
-// column leaves omega times the covariance. c is near the rows' mean keys, so that nothing cancels. For channel a the products
-// (w z_a) z_b, b >= a, are one matrix product whose broadcast operand is the tile of z itself.
+// With z = (1, k - c) the weighted moments sum w z z^T hold omega, the first and the second moments; eliminating their
+// first row and column leaves omega times the covariance. c is near the rows' mean keys, so that nothing cancels. For
+// channel a the products (w z_a) z_b, b >= a, are one matrix product whose broadcast operand is the tile of z itself.
 #if defined(LLA_CPU_DIRECT_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef LLA_CPU_DIRECT_INL_HPP
 #undef LLA_CPU_DIRECT_INL_HPP
@@ -25,7 +25,8 @@ HWY_INLINE double* triangle_row(double* matrix, int64_t n, int64_t a) {
 
 // target[e] -= sum over i of factor[i] * source[i][e], for `entries` entries of a lane panel.
 template <int kSources>
-HWY_INLINE void subtract_rows(double* target, const double* const* sources, const double (*factors)[kDirect], int64_t entries) {
+HWY_INLINE void subtract_rows(double* target, const double* const* sources, const double (*factors)[kDirect],
+                              int64_t entries) {
   for (int64_t at = 0; at < kDirect; at += kLanes<double>) {
     Vec<double> f[kSources];
     for (int i = 0; i < kSources; ++i) f[i] = load(factors[i] + at);
@@ -38,11 +39,13 @@ HWY_INLINE void subtract_rows(double* target, const double* const* sources, cons
 }
 
 // Factors the upper triangle (n rows of n lanes) in place and solves for `solution`, which holds the right-hand side.
-// A pivot below its share of `diagonal` drops its direction: that component of the solution is 0, and dropped[lane] is set.
+// A pivot below its share of `diagonal` drops its direction: that component of the solution is 0, and dropped[lane] is
+// set.
 inline void factor_and_solve(double* matrix, int64_t n, const double* diagonal, double* solution, bool* dropped) {
   constexpr int kPivots = 4;  // rows that update the rest together
   const auto row = [&](int64_t a) { return triangle_row(matrix, n, a); };
-  // Early, small pivots multiply the rounding of later ones, so a vanishing pivot can be far from n roundings: epsilon^(2/3).
+  // Early, small pivots multiply the rounding of later ones, so a vanishing pivot can be far from n roundings:
+  // epsilon^(2/3).
   constexpr double smallest = 4e-11;
   HWY_ALIGN double inverse[kMaxChannels * kDirect];
   HWY_ALIGN double factors[kPivots][kDirect];
@@ -99,14 +102,16 @@ void form_moments(Block<T>& block, Panel<T>& panel, int64_t lane, int64_t begin,
   const DirectMemory& m = block.memory.direct;
   std::fill_n(m.matrix, DirectMemory::entries(dim) * kDirect, 0.0);
   for (int64_t tile = begin / kTile; tile * kTile < end; ++tile) {
-    const int64_t lo = std::max(panel.lo(tile), begin / kGroup * kGroup), hi = std::min(panel.hi(tile), end), keys = hi - lo;
+    const int64_t lo = std::max(panel.lo(tile), begin / kGroup * kGroup), hi = std::min(panel.hi(tile), end),
+                  keys = hi - lo;
     const T* weights = weights_tile(panel, block.head.k.grouped, dim, lo, hi, block.memory.tiles[1]);
     for (int64_t j = 0; j < keys; ++j) {
       const T* key = block.head.k.natural + (lo + j) * dim;
       double* z = m.keys + j * n;
       z[0] = 1;
       for (int64_t c = 0; c < dim; ++c) z[c + 1] = static_cast<double>(key[c]) - m.center[c];
-      for (int64_t l = 0; l < kDirect; ++l) m.weights[j * kDirect + l] = static_cast<double>(weights[j * kPanel<T> + lane + l]);
+      for (int64_t l = 0; l < kDirect; ++l)
+        m.weights[j * kDirect + l] = static_cast<double>(weights[j * kPanel<T> + lane + l]);
     }
     for (int64_t a = 0; a < n; ++a) {
       for (int64_t j = 0; j < keys; ++j) {

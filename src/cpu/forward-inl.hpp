@@ -1,4 +1,5 @@
-// Forward of one block of rows: statistics, solve, output. With cached weights 5 + 2T products, T the panel's iterations.
+// Forward of one block of rows: statistics, solve, output. With cached weights 5 + 2T products, T the panel's
+// iterations.
 #if defined(LLA_CPU_FORWARD_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef LLA_CPU_FORWARD_INL_HPP
 #undef LLA_CPU_FORWARD_INL_HPP
@@ -55,13 +56,7 @@ void find_means(Block<T>& block) {
     Panel<T>& panel = block.panels[i];
     center_and_divide<false>(panel, panel.mean_k, panel.mean_k, dim);
     center_and_divide<false>(panel, panel.mean_v, panel.mean_v, value_dim);
-    // The means of a single key are the key and its value, exactly (w v / w need not be): then o = v.
-    for (int64_t l = 0; l < panel.rows; ++l) {
-      const int64_t key = panel.lane_begin[l];
-      if (panel.lane_end[l] - key != 1) continue;
-      put_lane(panel.mean_k, l, dim, block.head.k.natural + key * dim);
-      put_lane(panel.mean_v, l, value_dim, block.head.v.natural + key * value_dim);
-    }
+    set_single_key_means(panel, block.problem, block.head);
   }
 }
 
@@ -80,7 +75,8 @@ void find_output(Block<T>& block) {
     Panel<T>& panel = block.panels[i];
     const T* weights = weights_tile(panel, block.head.k.grouped, dim, lo, hi, block.memory.tiles[1]);
     T* const u = block.memory.tiles[0];
-    centered_tile(panel, block.head.k.grouped, dim, lo, hi, panel.solution, weights, u);
+    centered_tile<Precision::automatic>(panel, block.head.k.grouped, dim, lo, hi, panel.solution, weights,
+                                        block.memory.tiles[3], u);
     natural_product(block.head.v.natural + lo * value_dim, value_dim, value_dim, u, hi - lo, panel.value);
   });
   for (int i = 0; i < block.count; ++i) {
@@ -125,7 +121,8 @@ void write_output(const Panel<T>& panel, const core::ForwardCall& call, const Pa
 
 // Rows [first_row, first_row + rows) of the head.
 template <class T>
-void forward_block(const core::ForwardCall& call, const PackedHead<T>& head, int64_t first_row, int64_t rows, WorkerMemory<T>& memory) {
+void forward_block(const core::ForwardCall& call, const PackedHead<T>& head, int64_t first_row, int64_t rows,
+                   WorkerMemory<T>& memory) {
   const core::Problem& p = call.problem;
   Block<T> block(p, head, memory);
   const T log2_scale = static_cast<T>(p.scale * 1.4426950408889634074);

@@ -11,10 +11,12 @@ HWY_BEFORE_NAMESPACE();
 namespace lla::cpu {
 namespace HWY_NAMESPACE {
 
-void forward_f32(const core::ForwardCall& call, const PackedHead<float>& head, int64_t first, int64_t rows, WorkerMemory<float>& m) {
+void forward_f32(const core::ForwardCall& call, const PackedHead<float>& head, int64_t first, int64_t rows,
+                 WorkerMemory<float>& m) {
   forward_block(call, head, first, rows, m);
 }
-void forward_f64(const core::ForwardCall& call, const PackedHead<double>& head, int64_t first, int64_t rows, WorkerMemory<double>& m) {
+void forward_f64(const core::ForwardCall& call, const PackedHead<double>& head, int64_t first, int64_t rows,
+                 WorkerMemory<double>& m) {
   forward_block(call, head, first, rows, m);
 }
 const char* target_name() { return hwy::TargetName(HWY_TARGET); }

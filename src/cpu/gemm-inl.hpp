@@ -1,7 +1,9 @@
-// The one matrix product of the CPU kernels: C[M x panel] = A[M x K] B[K x panel], A broadcast element by element, B one panel.
+// The one matrix product of the CPU kernels: C[M x panel] = A[M x K] B[K x panel], A broadcast element by element, B
+// one panel.
 //
-// A is read "k-major": element (i, k) lies at a[k * lda + i]. Rows of a matrix in its natural layout (row k holds all i) are that
-// already; for products over channels (K = D) the packed copy holds groups of kGroup rows transposed (pack.hpp).
+// A is read "k-major": element (i, k) lies at a[k * lda + i]. Rows of a matrix in its natural layout (row k holds all
+// i) are that already; for products over channels (K = D) the packed copy holds groups of kGroup rows transposed
+// (pack.hpp).
 #if defined(LLA_CPU_GEMM_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef LLA_CPU_GEMM_INL_HPP
 #undef LLA_CPU_GEMM_INL_HPP
@@ -19,7 +21,8 @@ namespace lla::cpu {
 namespace HWY_NAMESPACE {
 
 // Rows of C held in registers: 2 * 12 accumulators of 32 registers, or 2 * 6 of 16.
-#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SSSE3 || HWY_TARGET == HWY_EMU128 || HWY_TARGET == HWY_SCALAR
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SSE4 || HWY_TARGET == HWY_SSSE3 || HWY_TARGET == HWY_EMU128 || \
+    HWY_TARGET == HWY_SCALAR
 constexpr int kRows = 6;
 #else
 constexpr int kRows = 12;
@@ -46,10 +49,11 @@ HWY_INLINE void register_block(const T* HWY_RESTRICT a, int64_t lda, const T* HW
   for (int i = 0; i < M; ++i) epilogue(i, c0[i], c1[i]);
 }
 
-// Rows [lo, hi) of a grouped matrix times a panel b[channels x panel]; lo starts a group. epilogue(j - lo, two vectors) is called up
-// to the end of the last register block, so what it writes to needs room for a whole group.
+// Rows [lo, hi) of a grouped matrix times a panel b[channels x panel]; lo starts a group. epilogue(j - lo, two vectors)
+// is called up to the end of the last register block, so what it writes to needs room for a whole group.
 template <class T, class Epilogue>
-HWY_INLINE void grouped_product(const T* grouped, int64_t channels, int64_t lo, int64_t hi, const T* b, const Epilogue& epilogue) {
+HWY_INLINE void grouped_product(const T* grouped, int64_t channels, int64_t lo, int64_t hi, const T* b,
+                                const Epilogue& epilogue) {
   for (int64_t j = lo; j < hi; j += kRows) {
     const T* a = grouped + j / kGroup * kGroup * channels + j % kGroup;
     register_block<kRows>(a, kGroup, b, channels,

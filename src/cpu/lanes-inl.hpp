@@ -38,10 +38,11 @@ void get_lane(const T* array, int64_t lane, int64_t channels, T* row) {
   for (int64_t c = 0; c < channels; ++c) row[c] = array[c * kPanel<T> + lane];
 }
 
-// Reads a row of t into each lane of array; a row beyond `limit` marks its lane bad and reads as zero. Unused lanes are zero.
+// Reads a row of t into each lane of array; a row beyond `limit` marks its lane bad and reads as zero. Unused lanes are
+// zero.
 template <class T>
-void read_lanes(Panel<T>& panel, const core::Problem& p, const PackedHead<T>& head, const core::Operand& t, int64_t channels,
-                Bits<T> limit, T* array) {
+void read_lanes(Panel<T>& panel, const core::Problem& p, const PackedHead<T>& head, const core::Operand& t,
+                int64_t channels, Bits<T> limit, T* array) {
   T row[kMaxChannels];
   for (int64_t l = 0; l < kPanel<T>; ++l) {
     bool good = l < panel.rows;
@@ -86,8 +87,21 @@ void mark_bad_keys(Panel<T>& panel, const PackedHead<T>& head) {
   }
 }
 
+// The means of a single key are the key and its value, exactly (w v / w need not be): then o = v and every gradient but
+// dv is 0.
 template <class T>
-void write_info(const Panel<T>& panel, const core::Problem& p, const PackedHead<T>& head, const core::RowOutputs& info) {
+void set_single_key_means(Panel<T>& panel, const core::Problem& p, const PackedHead<T>& head) {
+  for (int64_t l = 0; l < panel.rows; ++l) {
+    const int64_t key = panel.lane_begin[l];
+    if (panel.lane_end[l] - key != 1) continue;
+    put_lane(panel.mean_k, l, p.dim, head.k.natural + key * p.dim);
+    put_lane(panel.mean_v, l, p.value_dim, head.v.natural + key * p.value_dim);
+  }
+}
+
+template <class T>
+void write_info(const Panel<T>& panel, const core::Problem& p, const PackedHead<T>& head,
+                const core::RowOutputs& info) {
   for (int64_t l = 0; l < panel.rows; ++l) {
     const int64_t r = row_place(p, head, panel.first_row + l).index;
     const bool solved = !p.given_x() && !panel.bad[l] && !panel.empty(l);

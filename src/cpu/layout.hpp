@@ -11,10 +11,10 @@ namespace lla::cpu {
 // How a call is cut up. A pure function of problem and plan, so that measuring and running agree.
 struct Schedule {
   Shape shape;
-  int64_t slots = 0;         // kv heads packed at a time
-  int64_t heads = 0;         // kv heads of all sequences
-  int64_t rows = 0;          // rows of the longest kv head: queries times group
-  int64_t block_rows = 0;    // rows a block; in pass B of the backward, keys
+  int64_t slots = 0;       // kv heads packed at a time
+  int64_t heads = 0;       // kv heads of all sequences
+  int64_t rows = 0;        // rows of the longest kv head: queries times group
+  int64_t block_rows = 0;  // rows a block; in pass B of the backward, keys
 
   int64_t blocks(int64_t n) const { return (n + block_rows - 1) / block_rows; }
 };
@@ -25,7 +25,10 @@ Schedule make_schedule(const core::Problem& p, const core::Plan& plan);
 template <class T>
 struct PackedQueries {
   PackedRows<T> q, x, y, grad;
-  T *max, *inverse_omega, *center_x, *center_b, *c;  // one a row: E - center_x is 1 + E, G.v - y.k - center_b is b
+  // One a row. E = (x.k - center_x) - shift_x and b = (G.v - tau) - (y.k - center_y) - shift_b, with shifts that make
+  // the weighted sums of both vanish as computed: where one key has nearly all the weight its own E and b are their
+  // last digits.
+  T *max, *inverse_omega, *center_x, *shift_x, *tau, *center_y, *shift_b, *c;
   uint8_t* bad;
   std::atomic<int64_t>* bad_count;
 
@@ -36,7 +39,7 @@ struct PackedQueries {
     for (int64_t r = first; r < last; ++r) {
       for (const PackedRows<T>* rows : {&q, &x, &y}) rows->put_zero(r, p.dim);
       grad.put_zero(r, p.value_dim);
-      for (T* array : {max, inverse_omega, center_x, center_b, c}) array[r] = 0;
+      for (T* array : {max, inverse_omega, center_x, shift_x, tau, center_y, shift_b, c}) array[r] = 0;
     }
   }
 
@@ -47,7 +50,8 @@ struct PackedQueries {
     take_rows(arena, rows, p.dim, true, true, x);
     take_rows(arena, rows, p.dim, solves, solves, y);
     take_rows(arena, rows, p.value_dim, true, true, grad);
-    for (T** array : {&max, &inverse_omega, &center_x, &center_b, &c}) *array = arena.take<T>(padded);
+    for (T** array : {&max, &inverse_omega, &center_x, &shift_x, &tau, &center_y, &shift_b, &c})
+      *array = arena.take<T>(padded);
     bad = arena.take<uint8_t>(padded);
     bad_count = arena.take<std::atomic<int64_t>>(1);
   }
@@ -55,10 +59,10 @@ struct PackedQueries {
 
 template <class T>
 struct Layout {
-  PackedHead<T>* heads;        // one a slot
-  PackedQueries<T>* queries;   // one a slot; backward only
+  PackedHead<T>* heads;       // one a slot
+  PackedQueries<T>* queries;  // one a slot; backward only
   WorkerMemory<T>* workers;
-  double* ridge_rows;          // backward, ridge shared between rows: each row's share of its gradient
+  double* ridge_rows;  // backward, ridge shared between rows: each row's share of its gradient
 
   size_t take(void* base, const core::Problem& p, const core::Plan& plan, const Schedule& s) {
     Arena arena(base);

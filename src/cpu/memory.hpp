@@ -43,7 +43,7 @@ struct Shape {
 template <class T>
 struct PanelMemory {
   T *q, *x, *direction, *image, *solution, *rhs, *residual, *mean_k, *ridge, *preconditioner;  // dim
-  T *mean_v, *value;                                                                     // value_dim
+  T *mean_v, *value;                                                                           // value_dim
   T* weights;
 
   void take(Arena& arena, const Shape& s) {

@@ -25,7 +25,8 @@ T tile_variance(const PackedHead<T>& head, int64_t keys, int64_t channels) {
 }  // namespace
 
 template <class T>
-void pack_tile(const core::Problem& p, const core::Operand& k, const core::Operand& v, const PackedHead<T>& head, int64_t tile) {
+void pack_tile(const core::Problem& p, const core::Operand& k, const core::Operand& v, const PackedHead<T>& head,
+               int64_t tile) {
   const core::Sequence& s = head.sequence;
   const int64_t first = tile * kTile;
   const int64_t last = std::min(first + kTile, s.length_k);
@@ -33,8 +34,9 @@ void pack_tile(const core::Problem& p, const core::Operand& k, const core::Opera
   int64_t bad_here = 0;
   for (int64_t j = first; j < last; ++j) {
     const int64_t position = s.start_k + j;
-    const bool bad = read_row(k, row_offset(k, s.batch, position, head.head_kv), p.dim, key) >= huge_bits<T>() ||
-                     read_row(v, row_offset(v, s.batch, position, head.head_kv), p.value_dim, value) >= infinity_bits<T>();
+    const bool bad =
+        read_row(k, row_offset(k, s.batch, position, head.head_kv), p.dim, key) >= huge_bits<T>() ||
+        read_row(v, row_offset(v, s.batch, position, head.head_kv), p.value_dim, value) >= infinity_bits<T>();
     head.bad[j] = bad;
     if (bad) {
       ++bad_here;
@@ -53,7 +55,9 @@ void pack_tile(const core::Problem& p, const core::Operand& k, const core::Opera
   if (tile == 0) *head.variance = last > 0 ? tile_variance(head, last, p.dim) : T{1};
 }
 
-template void pack_tile<float>(const core::Problem&, const core::Operand&, const core::Operand&, const PackedHead<float>&, int64_t);
-template void pack_tile<double>(const core::Problem&, const core::Operand&, const core::Operand&, const PackedHead<double>&, int64_t);
+template void pack_tile<float>(const core::Problem&, const core::Operand&, const core::Operand&,
+                               const PackedHead<float>&, int64_t);
+template void pack_tile<double>(const core::Problem&, const core::Operand&, const core::Operand&,
+                                const PackedHead<double>&, int64_t);
 
 }  // namespace lla::cpu

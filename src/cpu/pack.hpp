@@ -1,7 +1,8 @@
-// Packed copies of the rows a kernel broadcasts from: keys and values (forward, pass A), and in pass B of the backward what
-// belongs to the queries. Two layouts of the same matrix feed the one product of gemm-inl.hpp:
+// Packed copies of the rows a kernel broadcasts from: keys and values (forward, pass A), and in pass B of the backward
+// what belongs to the queries. Two layouts of the same matrix feed the one product of gemm-inl.hpp:
 //   natural  row r, channel c at [r * channels + c]: products that sum over rows;
-//   grouped  groups of kGroup rows, channel by channel, [(r / kGroup * channels + c) * kGroup + r % kGroup]: products that sum over
+//   grouped  groups of kGroup rows, channel by channel, [(r / kGroup * channels + c) * kGroup + r % kGroup]: products
+//   that sum over
 //            channels. The last group is filled up with zero rows.
 #pragma once
 
@@ -48,27 +49,28 @@ inline bool any_flag(const uint8_t* flags, const std::atomic<int64_t>* count, in
   return false;
 }
 
-// One kv head of one sequence. A key or value that is not finite is zero in the copies and marked in bad: a row that sees it
-// becomes NaN by that mark, and a row that does not see it never meets it.
+// One kv head of one sequence. A key or value that is not finite is zero in the copies and marked in bad: a row that
+// sees it becomes NaN by that mark, and a row that does not see it never meets it.
 template <class T>
 struct PackedHead {
   core::Sequence sequence;
   int64_t head_kv;
   PackedRows<T> k, v;
-  uint8_t* bad;               // one flag a key
+  uint8_t* bad;  // one flag a key
   std::atomic<int64_t>* bad_count;
-  T* variance;                // of a key's channel, from the first tile: the scale the diagonal preconditioner adds to the ridge
+  T* variance;  // of a key's channel, from the first tile: the scale the diagonal preconditioner adds to the ridge
 
   bool any_bad(int64_t begin, int64_t end) const { return any_flag(bad, bad_count, begin, end); }
 };
 
 // Packs the keys and values of one tile of the head, filling up the last group.
 template <class T>
-void pack_tile(const core::Problem& p, const core::Operand& k, const core::Operand& v, const PackedHead<T>& head, int64_t tile);
+void pack_tile(const core::Problem& p, const core::Operand& k, const core::Operand& v, const PackedHead<T>& head,
+               int64_t tile);
 
-extern template void pack_tile<float>(const core::Problem&, const core::Operand&, const core::Operand&, const PackedHead<float>&,
-                                      int64_t);
-extern template void pack_tile<double>(const core::Problem&, const core::Operand&, const core::Operand&, const PackedHead<double>&,
-                                       int64_t);
+extern template void pack_tile<float>(const core::Problem&, const core::Operand&, const core::Operand&,
+                                      const PackedHead<float>&, int64_t);
+extern template void pack_tile<double>(const core::Problem&, const core::Operand&, const core::Operand&,
+                                       const PackedHead<double>&, int64_t);
 
 }  // namespace lla::cpu

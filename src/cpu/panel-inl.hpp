@@ -169,7 +169,8 @@ template <class T>
 void lane_dots(const T* a, const T* b, int64_t channels, T* sums) {
   for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
     auto sum = hn::Zero(Tag<T>());
-    for (int64_t c = 0; c < channels; ++c) sum = hn::MulAdd(load(a + c * kPanel<T> + at), load(b + c * kPanel<T> + at), sum);
+    for (int64_t c = 0; c < channels; ++c)
+      sum = hn::MulAdd(load(a + c * kPanel<T> + at), load(b + c * kPanel<T> + at), sum);
     store(sum, sums + at);
   }
 }

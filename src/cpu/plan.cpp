@@ -12,7 +12,8 @@ namespace {
 
 // Packed copies of kv heads are kept for as many heads at a time as fit here (one at least).
 constexpr int64_t kPackedBytes = int64_t{64} << 20;
-// Cached weights of all workers together, unless the caller asks for less: beyond it they would crowd out everything else.
+// Cached weights of all workers together, unless the caller asks for less: beyond it they would crowd out everything
+// else.
 constexpr int64_t kCachedBytes = int64_t{96} << 20;
 // Below this many multiply-adds a call is done before another thread has woken up.
 constexpr double kWorthThreads = 2e6;
@@ -67,7 +68,8 @@ std::string refuse(const core::Problem& p, const core::Machine&) {
   if (p.dim > kMaxChannels) return core::cat("head dimension ", p.dim, " is above ", kMaxChannels);
   if (p.value_dim > kMaxChannels) return core::cat("value dimension ", p.value_dim, " is above ", kMaxChannels);
   if (p.weights == Weights::cached && cached_bytes(p, 1, 1) > p.cached_weights_limit) {
-    return core::cat("cached weights need at least ", cached_bytes(p, 1, 1), " bytes, cached_weights_limit is ", p.cached_weights_limit);
+    return core::cat("cached weights need at least ", cached_bytes(p, 1, 1), " bytes, cached_weights_limit is ",
+                     p.cached_weights_limit);
   }
   return {};
 }
@@ -80,14 +82,16 @@ core::Plan make_plan(const core::Problem& p, const core::Machine& machine) {
   const auto blocks = [&](int64_t panels) { return heads * ((rows + panels * lanes - 1) / (panels * lanes)); };
   const double work = static_cast<double>(p.rows()) * static_cast<double>(std::min(p.seqlen_k, panel_keys(p))) *
                       static_cast<double>(p.dim + p.value_dim);
-  plan.workers = work < kWorthThreads ? 1 : static_cast<int>(std::clamp<int64_t>(blocks(1), 1, std::max(1, machine.threads)));
+  plan.workers =
+      work < kWorthThreads ? 1 : static_cast<int>(std::clamp<int64_t>(blocks(1), 1, std::max(1, machine.threads)));
   // Panels that share a walk over the keys save memory traffic; several blocks a thread even out the load.
   int64_t panels = kMaxPanels;
   while (panels > 1 && (blocks(panels) < 4 * plan.workers || panels * lanes / 2 >= rows)) panels /= 2;
   plan.cached_weights = p.weights != Weights::recompute;
   if (plan.cached_weights) {
     while (panels > 1 && cached_bytes(p, panels, plan.workers) > cached_limit(p)) panels /= 2;
-    while (p.weights == Weights::cached && plan.workers > 1 && cached_bytes(p, panels, plan.workers) > cached_limit(p)) --plan.workers;
+    while (p.weights == Weights::cached && plan.workers > 1 && cached_bytes(p, panels, plan.workers) > cached_limit(p))
+      --plan.workers;
     plan.cached_weights = cached_bytes(p, panels, plan.workers) <= cached_limit(p);
   }
   plan.block_rows = static_cast<int>(panels * lanes);
@@ -100,8 +104,11 @@ core::Plan make_plan(const core::Problem& p, const core::Machine& machine) {
   plan.notes.emplace_back("panel", core::cat(lanes, " rows"));
   if (solves(p) && p.solver == Solver::automatic) {
     const bool direct = direct_first(p.dim, p.seqlen_k, p.tolerance, p.dtype == DType::f64);
-    plan.notes.emplace_back("rows are solved", direct ? "directly" : core::cat("by conjugate gradients, directly after ",
-                            direct_cost_in_iterations(p.dim, p.seqlen_k, p.dtype == DType::f64), " iterations"));
+    plan.notes.emplace_back(
+        "rows are solved",
+        direct ? "directly"
+               : core::cat("by conjugate gradients, directly after ",
+                           direct_cost_in_iterations(p.dim, p.seqlen_k, p.dtype == DType::f64), " iterations"));
   }
   return plan;
 }

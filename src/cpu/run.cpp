@@ -85,8 +85,8 @@ void backward(const core::BackwardCall& call, const core::Plan& plan) {
       const int64_t row = (row_blocks - 1 - item / count) * s.block_rows;
       const int64_t rows = head.sequence.length_q * p.group() - row;
       if (rows <= 0) return;
-      run_backward_rows(call, head, layout.queries[item % count], row, std::min(rows, s.block_rows), layout.workers[worker],
-                        call.dridge ? layout.ridge_rows : nullptr);
+      run_backward_rows(call, head, layout.queries[item % count], row, std::min(rows, s.block_rows),
+                        layout.workers[worker], call.dridge ? layout.ridge_rows : nullptr);
     });
     if (!call.dk && !call.dv) continue;
     // First blocks first: under a causal mask most queries see the first keys.
@@ -95,7 +95,8 @@ void backward(const core::BackwardCall& call, const core::Plan& plan) {
       const int64_t key = item / count * s.block_rows;
       const int64_t keys = head.sequence.length_k - key;
       if (keys <= 0) return;
-      run_backward_keys(call, head, layout.queries[item % count], key, std::min(keys, s.block_rows), layout.workers[worker]);
+      run_backward_keys(call, head, layout.queries[item % count], key, std::min(keys, s.block_rows),
+                        layout.workers[worker]);
     });
   }
   if (layout.ridge_rows && call.dridge) sum_ridge(call, layout.ridge_rows);
@@ -122,6 +123,7 @@ Status run_backward(const core::BackwardCall& call, const core::Plan& plan) {
 }  // namespace
 
 const core::Implementation implementation = {
-    "cpu", "SIMD kernels for f32, f64, bf16 and f16, threaded", core::Device::cpu, refuse, make_plan, run_forward, run_backward};
+    "cpu",       "SIMD kernels for f32, f64, bf16 and f16, threaded", core::Device::cpu, refuse, make_plan, run_forward,
+    run_backward};
 
 }  // namespace lla::cpu

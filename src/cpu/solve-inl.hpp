@@ -14,7 +14,8 @@ HWY_BEFORE_NAMESPACE();
 namespace lla::cpu {
 namespace HWY_NAMESPACE {
 
-// A ridge so small that a solution, or its square, leaves the range of the type: such a row goes without one and says so.
+// A ridge so small that a solution, or its square, leaves the range of the type: such a row goes without one and says
+// so.
 template <class T>
 void drop_overflowing(const core::Problem& p, Panel<T>& panel) {
   const T limit = std::sqrt(std::numeric_limits<T>::max()) / 1024;
@@ -44,7 +45,8 @@ void solve(Block<T>& block) {
     for (int i = 0; i < block.count; ++i) {
       const int64_t keys = block.panels[i].end - block.panels[i].begin;
       running[i] = !automatic || !direct_first(p.dim, keys, p.tolerance, kDouble);
-      limit[i] = automatic ? std::min(p.max_iterations, direct_cost_in_iterations(p.dim, keys, kDouble)) : p.max_iterations;
+      limit[i] =
+          automatic ? std::min(p.max_iterations, direct_cost_in_iterations(p.dim, keys, kDouble)) : p.max_iterations;
     }
     run_cg(block, running, limit, automatic);
   }

@@ -37,8 +37,8 @@ struct Job {
   detail::ItemFunction function;
   void* context;
   std::atomic<int64_t> next{0};
-  int joined = 1;    // slots handed out, the caller's included; guarded by the pool's mutex
-  int working = 0;   // pool threads inside; guarded by the pool's mutex
+  int joined = 1;   // slots handed out, the caller's included; guarded by the pool's mutex
+  int working = 0;  // pool threads inside; guarded by the pool's mutex
 
   void work(int worker) {
     for (;;) {

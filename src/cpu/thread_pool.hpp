@@ -1,7 +1,7 @@
 // A pool of threads shared by all calls of the process.
 //
-// parallel_for puts a job up and works on it itself; idle pool threads join while it has items and free slots. A call therefore
-// never waits for a thread to become free, and calls from several user threads at once simply share the pool.
+// parallel_for puts a job up and works on it itself; idle pool threads join while it has items and free slots. A call
+// therefore never waits for a thread to become free, and calls from several user threads at once simply share the pool.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,7 @@ template <class Function>
 void parallel_for(int64_t items, int workers, Function&& function) {
   using F = std::remove_reference_t<Function>;
   detail::run_items(
-      items, workers,
-      [](void* context, int64_t item, int worker) { (*static_cast<F*>(context))(item, worker); },
+      items, workers, [](void* context, int64_t item, int worker) { (*static_cast<F*>(context))(item, worker); },
       const_cast<void*>(static_cast<const void*>(&function)));
 }
 

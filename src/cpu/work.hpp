@@ -7,11 +7,12 @@
 namespace lla::cpu {
 
 struct Work {
-  uint64_t product_flops = 0;    // matrix products over (query, visible key) pairs, in the problem's arithmetic
-  uint64_t direct_flops = 0;     // products that form the direct solver's matrices, in double
-  uint64_t iteration_pairs = 0;  // sum over panels of iterations * pairs; over pairs it is the mean number of iterations
-  uint64_t cg_pairs = 0;         // pairs of panels that ran conjugate gradients
-  uint64_t direct_rows = 0;      // rows solved directly
+  uint64_t product_flops = 0;  // matrix products over (query, visible key) pairs, in the problem's arithmetic
+  uint64_t direct_flops = 0;   // products that form the direct solver's matrices, in double
+  uint64_t iteration_pairs =
+      0;                     // sum over panels of iterations * pairs; over pairs it is the mean number of iterations
+  uint64_t cg_pairs = 0;     // pairs of panels that ran conjugate gradients
+  uint64_t direct_rows = 0;  // rows solved directly
 
   Work operator-(const Work& o) const {
     return {product_flops - o.product_flops, direct_flops - o.direct_flops, iteration_pairs - o.iteration_pairs,

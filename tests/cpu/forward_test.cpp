@@ -27,7 +27,8 @@ TEST_P(CpuForward, AgreesWithTheReference) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, CpuForward, testing::ValuesIn(data::kinds), [](const auto& info) { return std::string(data::name(info.param)); });
+INSTANTIATE_TEST_SUITE_P(Kinds, CpuForward, testing::ValuesIn(data::kinds),
+                         [](const auto& info) { return std::string(data::name(info.param)); });
 
 }  // namespace
 }  // namespace lla::test
