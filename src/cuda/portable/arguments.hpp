@@ -7,7 +7,7 @@
 
 namespace lla::cuda::portable {
 
-// What a row turned out to be. Only regular rows are solved; the others have x = y = 0.
+// What a row turned out to be. Only regular rows are solved, and only their x and y are used.
 enum RowKind : int32_t {
   kRegular = 0,
   kUnfinished = 1,  // regular, but conjugate gradients did not reach the tolerance

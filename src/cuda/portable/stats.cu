@@ -11,6 +11,13 @@ struct Parameters {
   bool zero = false;  // a ridge of zero
 };
 
+// x of a row with one key: A is the ridge alone. Where that says nothing x stays zero, as it does for a removed dimension.
+template <class T>
+__device__ T single_key_solution(T rest, T ridge) {
+  const T x = removes(ridge) ? T(0) : rest / ridge;
+  return isfinite(x) ? x : T(0);
+}
+
 template <class C, class T>
 __device__ Parameters parameters(const Arguments<T>& a, const QueryBlock& block, const Query& q) {
   const core::Problem& p = a.problem;
@@ -65,15 +72,21 @@ __device__ void write_row(const Arguments<T>& a, const QueryBlock& block, const 
       const int64_t offset = row_offset(a.q, block.sequence, block.head, q.index);
       const T query = load_as<T>(a.q.data, a.q.dtype, offset + column * a.q.stride[3]);
       a.rows.rest[at] = regular ? query - mean_k : T(0);
-      a.rows.x[at] = result.kind == kBad ? nan_value<T>() : T(0);
+      T x = result.kind == kBad ? nan_value<T>() : T(0);
+      if (result.kind == kSingle) {
+        x = single_key_solution(query - mean_k, ridge_at(a, row_offset(a.ridge, block.sequence, block.head, q.index), column));
+      }
+      a.rows.x[at] = x;
     }
   });
   if (lane() != 0) return;
   a.rows.max[q.row] = result.kind == kRegular || result.kind == kSingle ? result.max : T(0);
   a.rows.omega[q.row] = result.kind == kEmpty ? T(0) : result.kind == kBad ? nan_value<T>() : result.omega;
   a.rows.kind[q.row] = result.kind;
-  if (a.info.iterations) a.info.iterations[q.row] = -1;
-  if (a.info.residual) a.info.residual[q.row] = -1.0f;
+  // Rows that are solved will say so themselves. A single key under conjugate gradients takes the one step it would take.
+  const bool stepped = result.kind == kSingle && !p.given_x() && !solved_directly(a, q);
+  if (a.info.iterations) a.info.iterations[q.row] = stepped ? (p.operation == core::Operation::forward ? 1 : 0) : -1;
+  if (a.info.residual) a.info.residual[q.row] = stepped ? 0.0f : -1.0f;
   if (a.info.status) a.info.status[q.row] = result.status;
 }
 
