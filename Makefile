@@ -64,7 +64,7 @@ format:  ## clang-format every source in place
 
 .PHONY: bench
 bench:  ## Forward and backward speed on this machine's CPU
-	@scripts/setup.sh run
+	@scripts/setup.sh bench
 	@cmake --preset cpu --log-level=WARNING
 	@cmake --build --preset cpu -j $(JOBS) -t lla_cli
 	@build/cpu/bin/lla bench forward --device cpu

@@ -3,7 +3,7 @@
 #
 #   scripts/setup.sh run    build the CPU part, draw figures
 #   scripts/setup.sh test   ... and run every test (GoogleTest, PyTorch; CUTLASS headers where nvcc is present)
-#   scripts/setup.sh tidy | format | browser   ... and the tool of that target
+#   scripts/setup.sh bench | tidy | format | browser   ... and what that target needs beside `run`
 #
 # Libraries and tools come from the system's packages (Debian 12, Ubuntu 24.04). Where this user may not install them,
 # the one command to run is printed and the script fails. Python packages go into .venv, never into the system.
@@ -22,8 +22,8 @@ fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 have() { command -v "$1" >/dev/null 2>&1; }
 
 case $purpose in
-  run | test | tidy | format | browser) ;;
-  *) fail "unknown purpose '$purpose'; one of: run test tidy format browser" ;;
+  run | test | bench | tidy | format | browser) ;;
+  *) fail "unknown purpose '$purpose'; one of: run test bench tidy format browser" ;;
 esac
 
 # --- Already done? -------------------------------------------------------------------------------------------------
@@ -55,6 +55,9 @@ need_header nlohmann/json.hpp nlohmann-json3-dev
 "$python" -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv)
 if [ "$purpose" = test ] || [ "$purpose" = tidy ]; then
   need_header gtest/gtest.h libgtest-dev
+fi
+if [ "$purpose" = test ] || [ "$purpose" = bench ]; then
+  have pkg-config && pkg-config --exists openblas || missing+=(libopenblas-dev)
 fi
 [ "$purpose" = tidy ] && need_command clang-tidy clang-tidy
 [ "$purpose" = format ] && need_command clang-format clang-format

@@ -1,16 +1,171 @@
+// `lla bench`: options, the list of devices, the table and the file.
+#include "bench.hpp"
+
 #include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <ctime>
+#include <map>
+#include <memory>
 
 #include <fmt/core.h>
 
 #include "commands.hpp"
+#include "core/text.hpp"
+#include "files.hpp"
+#include "progress.hpp"
 
 namespace lla::app {
 
-void add_bench(CLI::App& root, int& exit_code) {
-  root.add_subcommand("bench", "Not written yet")->callback([&exit_code] {
-    fmt::print(stderr, "lla bench: not written yet\n");
-    exit_code = kBadUsage;
-  });
+const char* name(BenchWhat what) {
+  switch (what) {
+    case BenchWhat::forward: return "forward";
+    case BenchWhat::backward: return "backward";
+    case BenchWhat::cg: return "cg";
+    case BenchWhat::decode: return "decode";
+  }
+  return "";
+}
+
+namespace {
+
+const BenchDevice* const kDevices[] = {&cpu_bench};
+
+const std::map<std::string, DType> kDtypes = {{"f32", DType::f32}, {"f64", DType::f64}, {"bf16", DType::bf16}, {"f16", DType::f16}};
+const std::map<std::string, Solver> kSolvers = {{"auto", Solver::automatic}, {"cg", Solver::cg}, {"direct", Solver::direct}};
+
+struct Command {
+  BenchOptions options;
+  std::string device = "cpu", dtype, kind = "randn", solver = "auto", json;
+  bool full = false;
+};
+
+const BenchDevice& find_device(const std::string& wanted) {
+  std::string names;
+  for (const BenchDevice* device : kDevices) {
+    if (wanted == device->name) return *device;
+    names += (names.empty() ? "" : ", ") + std::string(device->name);
+  }
+  throw CLI::ValidationError("--device", fmt::format("there is no measuring code for \"{}\" in this build; it has {}", wanted, names));
+}
+
+void print(const BenchReport& report) {
+  std::vector<size_t> widths;
+  for (size_t i = 0; i < report.columns.size(); ++i) {
+    size_t width = std::max(report.columns[i].title.size(), report.columns[i].unit.size());
+    for (const auto& row : report.rows) width = std::max(width, row[i].size());
+    widths.push_back(width);
+  }
+  const auto line = [&](const std::function<std::string(size_t)>& cell) {
+    std::string text;
+    for (size_t i = 0; i < widths.size(); ++i) text += fmt::format("{}{:>{}}", i ? "  " : "", cell(i), widths[i]);
+    fmt::print("{}\n", text);
+  };
+  line([&](size_t i) { return report.columns[i].title; });
+  line([&](size_t i) { return report.columns[i].unit; });
+  for (const auto& row : report.rows) line([&](size_t i) { return row[i]; });
+  for (const std::string& note : report.notes) fmt::print("{}\n", note);
+}
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  char text[16];
+  std::strftime(text, sizeof text, "%Y-%m-%d", std::gmtime(&now));
+  return text;
+}
+
+void write_json(const Command& command, const BenchReport& report) {
+  const BenchOptions& o = command.options;
+  const nlohmann::ordered_json all = {{"version", lla_version()},
+                                      {"date", today()},
+                                      {"machine", lla_machine_description()},
+                                      {"bench", name(o.what)},
+                                      {"device", command.device},
+                                      {"kind", command.kind},
+                                      {"ridge", o.ridge},
+                                      {"causal", o.causal},
+                                      {"tolerance", o.tolerance},
+                                      {"solver", command.solver},
+                                      {"results", report.records},
+                                      {"notes", report.notes}};
+  write_file(command.json, all.dump(2) + "\n");
+}
+
+void run(Command& command) {
+  BenchOptions& o = command.options;
+  if (!command.dtype.empty()) o.dtype = kDtypes.at(command.dtype);
+  o.solver = kSolvers.at(command.solver);
+  o.kind = *data::find_kind(command.kind);
+  o.causal = !command.full;
+  const BenchDevice& device = find_device(command.device);
+  if (const std::string reason = device.refuse(o); !reason.empty()) {
+    throw CLI::ValidationError(fmt::format("bench {}", name(o.what)), reason);
+  }
+  if (!command.json.empty()) require_writable(command.json);
+  BenchReport report;
+  {
+    constexpr int64_t kSteps = 1000;
+    Progress progress(fmt::format("bench {}", name(o.what)), kSteps);
+    int64_t shown = 0;
+    device.run(o, report, [&](double done) {
+      const auto now = static_cast<int64_t>(done * kSteps);
+      progress.advance(now - shown);
+      shown = now;
+    });
+  }
+  fmt::print("lla {} {} on {}: {}, {}, ridge {}, tolerance {}, batch {}, heads {}\n{}\n", lla_version(), name(o.what), device.name,
+             command.kind, o.causal ? "causal" : "full", o.ridge, o.tolerance, o.batch, o.heads, lla_machine_description());
+  print(report);
+  if (!command.json.empty()) write_json(command, report);
+}
+
+void add(CLI::App& bench, BenchWhat what, const char* description) {
+  CLI::App* app = bench.add_subcommand(name(what), description);
+  auto command = std::make_shared<Command>();
+  BenchOptions& o = command->options;
+  o.what = what;
+  std::vector<std::string> kinds;
+  for (data::Kind kind : data::kinds) kinds.emplace_back(data::name(kind));
+  // The help texts name the choices; what CLI11 would add to them is noise.
+  const auto from_one_to = [](int64_t most) { return CLI::Range(int64_t{1}, most).description(""); };
+  const auto one_of = [](const auto& names) { return CLI::IsMember(names).description(""); };
+  const auto above_zero = CLI::PositiveNumber.description("");
+  app->add_option("--device", command->device, "Where to measure: cpu or cuda")->capture_default_str()->type_name("NAME");
+  app->add_option("--length", o.lengths, "Sequence length; repeatable")->check(from_one_to(1 << 24))->type_name("N");
+  app->add_option("--dim", o.dims, "Head dimension; repeatable")->check(from_one_to(256))->type_name("D");
+  app->add_option("--batch", o.batch, "Batch entries")->check(from_one_to(1 << 20))->capture_default_str()->type_name("B");
+  app->add_option("--heads", o.heads, "Heads")->check(from_one_to(1 << 16))->capture_default_str()->type_name("H");
+  app->add_option("--dtype", command->dtype, "f32, f64, bf16 or f16 (default: f32 on a CPU, bf16 on a GPU)")
+      ->check(one_of(kDtypes))
+      ->type_name("TYPE");
+  app->add_option("--kind", command->kind, "Data: randn, aniso, self, cluster, pw or mean")
+      ->check(one_of(kinds))
+      ->capture_default_str()
+      ->type_name("KIND");
+  app->add_option("--ridge", o.ridge, "The ridge of every row")
+      ->check(CLI::NonNegativeNumber.description(""))
+      ->capture_default_str()
+      ->type_name("X");
+  app->add_option("--seconds", o.seconds, "Time to spend on repeats of one case")->check(above_zero)->capture_default_str()->type_name("S");
+  app->add_option("--threads", o.threads, "CPU threads (default: the library's choice)")->check(from_one_to(4096))->type_name("T");
+  app->add_flag("--full", command->full, "Every query sees every key (default: causal)");
+  if (what != BenchWhat::cg) {  // whose iterations are counted out: no tolerance, no choice
+    app->add_option("--tolerance", o.tolerance, "Of the solver")->check(above_zero)->capture_default_str()->type_name("X");
+    app->add_option("--solver", command->solver, "auto, cg or direct")->check(one_of(kSolvers))->capture_default_str()->type_name("NAME");
+  }
+  app->add_option("--json", command->json, "Also write the results to this file")->type_name("FILE");
+  app->callback([command] { run(*command); });
+}
+
+}  // namespace
+
+void add_bench(CLI::App& root, int& /*exit_code*/) {
+  CLI::App* bench = root.add_subcommand("bench", "Measure speed: forward, backward, one solver iteration, decode");
+  bench->require_subcommand(1);
+  add(*bench, BenchWhat::forward, "The whole forward pass");
+  add(*bench, BenchWhat::backward, "The whole backward pass");
+  add(*bench, BenchWhat::cg, "One iteration of conjugate gradients");
+  add(*bench, BenchWhat::decode, "One query per sequence against a cache");
 }
 
 }  // namespace lla::app

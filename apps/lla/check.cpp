@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
 #include <memory>
 #include <set>
 #include <stdexcept>
@@ -19,6 +18,7 @@
 #include "check_run.hpp"
 #include "commands.hpp"
 #include "core/text.hpp"
+#include "files.hpp"
 #include "plan/machine.hpp"
 #include "progress.hpp"
 
@@ -200,14 +200,13 @@ void write_json(const std::string& path, const std::vector<Outcome>& outcomes) {
     cases.push_back(std::move(entry));
   }
   const nlohmann::ordered_json all = {{"version", lla_version()}, {"machine", lla_machine_description()}, {"cases", cases}};
-  std::ofstream file(path);
-  file << all.dump(2) << '\n';
-  if (!file.flush()) throw std::runtime_error("cannot write " + path);
+  write_file(path, all.dump(2) + "\n");
 }
 
 int check(const Options& options) {
   const auto start = std::chrono::steady_clock::now();
   const auto implementations = chosen(options);
+  if (!options.json.empty()) require_writable(options.json);
   const std::vector<CheckCase> cases = check_cases(options.quick);
   fmt::print("lla {} against its fp64 reference: {} cases, forward and backward\n{}\n", lla_version(), cases.size(),
              lla_machine_description());
@@ -250,7 +249,10 @@ void add_check(CLI::App& root, int& exit_code) {
   auto options = std::make_shared<Options>();
   command->add_flag("--quick", options->quick, "A subset in seconds instead of every combination");
   command->add_option("--implementation", options->implementations, "Only this one (repeatable); `lla info` lists them")->type_name("NAME");
-  command->add_option("--device", options->device, "cpu, cuda or all")->check(CLI::IsMember({"cpu", "cuda", "all"}))->capture_default_str();
+  command->add_option("--device", options->device, "cpu, cuda or all")
+      ->check(CLI::IsMember({"cpu", "cuda", "all"}).description(""))
+      ->capture_default_str()
+      ->type_name("NAME");
   command->add_flag("--verbose", options->verbose, "Print every case");
   command->add_option("--json", options->json, "Also write the results to this file")->type_name("FILE");
   command->callback([options, &exit_code] { exit_code = check(*options); });

@@ -1,0 +1,57 @@
+// What `lla bench` measures and how a device plugs in: one BenchDevice, listed in bench.cpp.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "data/data.hpp"
+#include "lla/lla.hpp"
+
+namespace lla::app {
+
+enum class BenchWhat { forward, backward, cg, decode };
+const char* name(BenchWhat what);
+
+struct BenchOptions {
+  BenchWhat what = BenchWhat::forward;
+  DType dtype = DType::none;  // none: the device's default
+  int64_t batch = 1;
+  int64_t heads = 1;
+  std::vector<int64_t> lengths;  // empty: the device's default
+  std::vector<int64_t> dims;     // empty: the device's default
+  data::Kind kind = data::Kind::randn;
+  double ridge = 0.1;
+  bool causal = true;
+  double tolerance = 1e-3;
+  Solver solver = Solver::automatic;
+  int threads = 0;       // 0: the library's choice
+  double seconds = 1.0;  // per case
+};
+
+// A table for people, the same as records for machines, and sentences that belong under the table.
+struct BenchReport {
+  struct Column {
+    std::string title;
+    std::string unit;
+  };
+  std::vector<Column> columns;
+  std::vector<std::vector<std::string>> rows;
+  std::vector<std::string> notes;
+  nlohmann::ordered_json records = nlohmann::ordered_json::array();
+};
+
+struct BenchDevice {
+  const char* name;
+  // Empty when the device can measure this, otherwise the reason it cannot.
+  std::string (*refuse)(const BenchOptions&);
+  // Throws std::runtime_error with the reason when a measurement fails. progress gets a number growing to 1.
+  void (*run)(const BenchOptions&, BenchReport&, const std::function<void(double)>& progress);
+};
+
+extern const BenchDevice cpu_bench;
+
+}  // namespace lla::app
