@@ -32,7 +32,7 @@ const Inputs& grid_inputs(const Spec& spec, data::Kind kind, double ridge) {
   return inputs;
 }
 
-class Accuracy : public testing::TestWithParam<std::tuple<std::string, data::Kind, int>> {
+class GpuAccuracy : public testing::TestWithParam<std::tuple<std::string, data::Kind, int>> {
  protected:
   void SetUp() override {
     if (!gpu().present) GTEST_SKIP() << "no CUDA device: " << gpu().absent_reason;
@@ -73,15 +73,15 @@ class Accuracy : public testing::TestWithParam<std::tuple<std::string, data::Kin
   }
 };
 
-TEST_P(Accuracy, ForwardBf16) { forward_grid(DType::bf16, 2048); }
-TEST_P(Accuracy, ForwardF16) { forward_grid(DType::f16, 2048); }
-TEST_P(Accuracy, ForwardBf16Long) { forward_grid(DType::bf16, 4096); }
-TEST_P(Accuracy, BackwardAtTheDefaultTolerance) { backward_grid(1e-3, 1024); }
-TEST_P(Accuracy, BackwardAtATightTolerance) { backward_grid(1e-4, 1024); }
-TEST_P(Accuracy, BackwardLong) { backward_grid(1e-3, 2048); }
+TEST_P(GpuAccuracy, ForwardBf16) { forward_grid(DType::bf16, 2048); }
+TEST_P(GpuAccuracy, ForwardF16) { forward_grid(DType::f16, 2048); }
+TEST_P(GpuAccuracy, ForwardBf16Long) { forward_grid(DType::bf16, 4096); }
+TEST_P(GpuAccuracy, BackwardAtTheDefaultTolerance) { backward_grid(1e-3, 1024); }
+TEST_P(GpuAccuracy, BackwardAtATightTolerance) { backward_grid(1e-4, 1024); }
+TEST_P(GpuAccuracy, BackwardLong) { backward_grid(1e-3, 2048); }
 
 // Outputs in the inputs' type add no more than their own rounding: relative 2^-9 / sqrt(3) rms for bf16, 2^-12 / sqrt(3) for f16.
-TEST_P(Accuracy, OutputsInTheInputType) {
+TEST_P(GpuAccuracy, OutputsInTheInputType) {
   for (const auto& [dtype, rounding] : {std::pair{DType::bf16, 1.2e-3}, std::pair{DType::f16, 1.5e-4}}) {
     for (const Ridge& ridge : kRidges) {
       Spec spec = grid_spec(dtype, 1024, dim());
@@ -96,7 +96,7 @@ TEST_P(Accuracy, OutputsInTheInputType) {
 }
 
 // Below the promised ridges only finiteness is asked.
-TEST_P(Accuracy, TinyRidgesStayFinite) {
+TEST_P(GpuAccuracy, TinyRidgesStayFinite) {
   for (const double ridge : {1e-3, 1e-4}) {
     const Spec spec = grid_spec(DType::bf16, 1024, dim());
     if (!takes(implementation(), spec)) GTEST_SKIP() << lla_last_error();
@@ -108,7 +108,7 @@ TEST_P(Accuracy, TinyRidgesStayFinite) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, Accuracy,
+INSTANTIATE_TEST_SUITE_P(Gpu, GpuAccuracy,
                          testing::Combine(testing::ValuesIn(cuda_implementations()), testing::ValuesIn(data::kinds), testing::Values(64, 128)),
                          [](const auto& info) {
                            return test_name(std::get<0>(info.param)) + "_" + data::name(std::get<1>(info.param)) + "_" +

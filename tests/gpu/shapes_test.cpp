@@ -5,7 +5,7 @@
 namespace lla::test {
 namespace {
 
-class Shapes : public OnGpu {
+class GpuShapes : public OnGpu {
  protected:
   // Both passes; the gates are those of the accuracy grid at its middle ridge.
   void expect_accurate(const Spec& spec, data::Kind kind = data::Kind::randn, double ridge = 0.1) const {
@@ -27,9 +27,9 @@ class Shapes : public OnGpu {
     return spec;
   }
 };
-LLA_EACH_CUDA_IMPLEMENTATION(Shapes);
+LLA_EACH_CUDA_IMPLEMENTATION(GpuShapes);
 
-TEST_P(Shapes, OddLengths) {
+TEST_P(GpuShapes, OddLengths) {
   for (const int64_t length : {1, 2, 63, 65, 127, 129, 1000}) {
     if (reduced() && length > 130) continue;
     for (const int64_t dim : {64, 128}) {
@@ -39,7 +39,7 @@ TEST_P(Shapes, OddLengths) {
   }
 }
 
-TEST_P(Shapes, UnequalLengths) {
+TEST_P(GpuShapes, UnequalLengths) {
   for (const auto& [lq, lk] : {std::pair{1, 129}, std::pair{65, 200}, std::pair{130, 64}, std::pair{64, 63}}) {
     Spec spec = bf16(lq, 64);
     spec.length_k = lk;
@@ -49,7 +49,7 @@ TEST_P(Shapes, UnequalLengths) {
   }
 }
 
-TEST_P(Shapes, Windows) {
+TEST_P(GpuShapes, Windows) {
   for (const auto& [left, right] : {std::pair{0, 0}, std::pair{17, 5}, std::pair{100, 0}, std::pair{-1, 40}, std::pair{70, -1}}) {
     Spec spec = bf16(200, 64);
     spec.options.causal = 0;
@@ -59,7 +59,7 @@ TEST_P(Shapes, Windows) {
   }
 }
 
-TEST_P(Shapes, PackedBatchesWithEmptySequences) {
+TEST_P(GpuShapes, PackedBatchesWithEmptySequences) {
   Spec spec = bf16(260, 64);
   spec.heads_q = 2;
   spec.cu_q = {0, 0, 65, 66, 66, 260};
@@ -69,7 +69,7 @@ TEST_P(Shapes, PackedBatchesWithEmptySequences) {
   expect_accurate(spec);
 }
 
-TEST_P(Shapes, HeadDimensions) {
+TEST_P(GpuShapes, HeadDimensions) {
   for (const int64_t dim : {8, 32, 40, 80, 96, 112, 128, 136, 256}) {
     if (reduced() && dim > 128) continue;
     expect_accurate(bf16(150, dim));
@@ -81,7 +81,7 @@ TEST_P(Shapes, HeadDimensions) {
   expect_accurate(spec);
 }
 
-TEST_P(Shapes, DataTypesAndLayouts) {
+TEST_P(GpuShapes, DataTypesAndLayouts) {
   for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
     for (const Layout layout : {Layout::dense, Layout::head_major, Layout::padded, Layout::scattered}) {
       Spec spec = bf16(100, 64);
@@ -95,7 +95,7 @@ TEST_P(Shapes, DataTypesAndLayouts) {
   }
 }
 
-TEST_P(Shapes, RidgeShapes) {
+TEST_P(GpuShapes, RidgeShapes) {
   for (const RidgeShape ridge : {RidgeShape::scalar, RidgeShape::head, RidgeShape::token, RidgeShape::dimension, RidgeShape::none}) {
     Spec spec = bf16(140, 64);
     spec.batch = 2;
@@ -106,7 +106,7 @@ TEST_P(Shapes, RidgeShapes) {
   }
 }
 
-TEST_P(Shapes, CachedAndRecomputedWeightsAgree) {
+TEST_P(GpuShapes, CachedAndRecomputedWeightsAgree) {
   Spec cached = bf16(700, 128), recomputed = cached;
   cached.options.weights = LLA_WEIGHTS_CACHED;
   recomputed.options.weights = LLA_WEIGHTS_RECOMPUTE;
@@ -121,7 +121,7 @@ TEST_P(Shapes, CachedAndRecomputedWeightsAgree) {
   }
 }
 
-TEST_P(Shapes, IterationsAreCountedAndBounded) {
+TEST_P(GpuShapes, IterationsAreCountedAndBounded) {
   Spec spec = bf16(600, 64);
   spec.options.solver = LLA_SOLVER_CG;
   spec.options.max_iterations = 2;
