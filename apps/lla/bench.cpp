@@ -29,14 +29,21 @@ const char* name(BenchWhat what) {
 
 namespace {
 
-const BenchDevice* const kDevices[] = {&cpu_bench};
+const BenchDevice* const kDevices[] = {
+    &cpu_bench,
+#if LLA_HAVE_CUDA
+    &cuda_bench,
+#endif
+};
 
 const std::map<std::string, DType> kDtypes = {{"f32", DType::f32}, {"f64", DType::f64}, {"bf16", DType::bf16}, {"f16", DType::f16}};
 const std::map<std::string, Solver> kSolvers = {{"auto", Solver::automatic}, {"cg", Solver::cg}, {"direct", Solver::direct}};
 
+const std::map<std::string, Weights> kWeights = {{"auto", Weights::automatic}, {"recompute", Weights::recompute}, {"cached", Weights::cached}};
+
 struct Command {
   BenchOptions options;
-  std::string device = "cpu", dtype, kind = "randn", solver = "auto", json;
+  std::string device = "cpu", dtype, kind = "randn", solver = "auto", weights = "auto", json;
   bool full = false;
 };
 
@@ -95,6 +102,7 @@ void run(Command& command) {
   BenchOptions& o = command.options;
   if (!command.dtype.empty()) o.dtype = kDtypes.at(command.dtype);
   o.solver = kSolvers.at(command.solver);
+  o.weights = kWeights.at(command.weights);
   o.kind = *data::find_kind(command.kind);
   o.causal = !command.full;
   const BenchDevice& device = find_device(command.device);
@@ -149,7 +157,10 @@ void add(CLI::App& bench, BenchWhat what, const char* description) {
   app->add_option("--seconds", o.seconds, "Time to spend on repeats of one case")->check(above_zero)->capture_default_str()->type_name("S");
   app->add_option("--threads", o.threads, "CPU threads (default: the library's choice)")->check(from_one_to(4096))->type_name("T");
   app->add_flag("--full", command->full, "Every query sees every key (default: causal)");
-  if (what != BenchWhat::cg) {  // whose iterations are counted out: no tolerance, no choice
+  app->add_option("--weights", command->weights, "auto, recompute or cached; on a GPU")->check(CLI::IsMember(kWeights))->capture_default_str()->type_name("NAME");
+  app->add_option("--implementation", o.implementation, "One implementation instead of the library's choice; on a GPU")->type_name("NAME");
+  if (what != BenchWhat::cg) {
+    app->add_flag("--given-x", o.given_x, "With x given instead of solved for (Parallax); on a GPU");  // whose iterations are counted out: no tolerance, no choice
     app->add_option("--tolerance", o.tolerance, "Of the solver")->check(above_zero)->capture_default_str()->type_name("X");
     app->add_option("--solver", command->solver, "auto, cg or direct")->check(one_of(kSolvers))->capture_default_str()->type_name("NAME");
   }

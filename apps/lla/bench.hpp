@@ -28,6 +28,9 @@ struct BenchOptions {
   bool causal = true;
   double tolerance = 1e-3;
   Solver solver = Solver::automatic;
+  Weights weights = Weights::automatic;
+  bool given_x = false;        // Parallax instead of a solve
+  std::string implementation;  // empty: the library's choice
   int threads = 0;       // 0: the library's choice
   double seconds = 1.0;  // per case
 };
@@ -53,5 +56,8 @@ struct BenchDevice {
 };
 
 extern const BenchDevice cpu_bench;
+#if LLA_HAVE_CUDA
+extern const BenchDevice cuda_bench;
+#endif
 
 }  // namespace lla::app

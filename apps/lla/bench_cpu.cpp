@@ -14,6 +14,9 @@ namespace {
 
 std::string refuse(const BenchOptions& o) {
   if (o.what == BenchWhat::decode) return "there is no decode kernel for the CPU yet; forward with Lq = 1 is what runs";
+  if (o.given_x || o.weights != Weights::automatic || !o.implementation.empty()) {
+    return "--given-x, --weights and --implementation are for --device cuda";
+  }
   return {};
 }
 

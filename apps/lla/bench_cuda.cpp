@@ -1,0 +1,102 @@
+// `lla bench ... --device cuda`: median time with the L2 cache flushed, iterations executed, useful TFLOP/s. A case whose result
+// is not accurate gets no time: the command fails and says which output is off by how much.
+#include <stdexcept>
+
+#include <fmt/core.h>
+
+#include "bench.hpp"
+#include "bench/cuda_bench.hpp"
+#include "core/text.hpp"
+#include "plan/machine.hpp"
+
+namespace lla::app {
+namespace {
+
+std::string refuse(const BenchOptions& o) {
+  if (o.what == BenchWhat::decode) return "there is no decode kernel for CUDA yet; forward with Lq = 1 is what runs";
+  if (o.what == BenchWhat::cg && o.given_x) return "with x given there is nothing to iterate";
+  if (o.threads != 0) return "--threads is for the CPU";
+  const core::CudaDevice device = core::this_machine(0).cuda;
+  return device.present ? "" : "no CUDA device: " + device.absent_reason;
+}
+
+bench::CudaCase make_case(const BenchOptions& o, int64_t dim, int64_t length) {
+  bench::CudaCase c;
+  c.what = o.what == BenchWhat::forward ? bench::What::forward : o.what == BenchWhat::backward ? bench::What::backward : bench::What::cg;
+  c.implementation = o.implementation;
+  c.dtype = o.dtype == DType::none ? DType::bf16 : o.dtype;
+  c.batch = o.batch;
+  c.heads = o.heads;
+  c.length = length;
+  c.dim = dim;
+  c.kind = o.kind;
+  c.ridge = o.ridge;
+  c.given_x = o.given_x;
+  c.causal = o.causal;
+  c.tolerance = o.tolerance;
+  c.solver = o.solver;
+  c.weights = o.weights;
+  c.seconds = o.seconds;
+  return c;
+}
+
+void add_row(const bench::CudaCase& c, const bench::CudaResult& r, BenchReport& report) {
+  const bool solves = !c.given_x && c.what != bench::What::cg;
+  report.rows.push_back({r.implementation, core::name(c.dtype), fmt::format("{}", c.dim), fmt::format("{}", c.batch * c.heads),
+                         fmt::format("{}", c.length), fmt::format("{:.3f}", 1e3 * r.seconds), fmt::format("{:.3f}", 1e3 * r.fastest),
+                         fmt::format("{:.1f}", r.tflops), solves ? fmt::format("{:.2f}", r.iterations) : "-",
+                         solves ? fmt::format("{}", r.most_iterations) : "-", r.cached_weights ? "cached" : "recomputed",
+                         fmt::format("{:.1f}", 100 * r.direct_rows), fmt::format("{:.1e} {}", r.error, r.worst_output),
+                         fmt::format("{:.1f}", static_cast<double>(r.workspace_bytes) / (1 << 20))});
+  report.records.push_back({{"gpu", r.device},
+                            {"implementation", r.implementation},
+                            {"dtype", core::name(c.dtype)},
+                            {"dim", c.dim},
+                            {"batch", c.batch},
+                            {"heads", c.heads},
+                            {"length", c.length},
+                            {"given_x", c.given_x},
+                            {"seconds", r.seconds},
+                            {"fastest", r.fastest},
+                            {"slowest", r.slowest},
+                            {"repeats", r.repeats},
+                            {"tflops", r.tflops},
+                            {"iterations", r.iterations},
+                            {"most_iterations", r.most_iterations},
+                            {"cached_weights", r.cached_weights},
+                            {"direct_rows", r.direct_rows},
+                            {"error", r.error},
+                            {"worst_output", r.worst_output},
+                            {"gate", r.gate},
+                            {"workspace_bytes", r.workspace_bytes},
+                            {"plan", r.plan}});
+}
+
+void run(const BenchOptions& o, BenchReport& report, const std::function<void(double)>& progress) {
+  const std::vector<int64_t> dims = o.dims.empty() ? std::vector<int64_t>{64, 128} : o.dims;
+  const std::vector<int64_t> lengths = o.lengths.empty() ? std::vector<int64_t>{1024, 4096} : o.lengths;
+  report.columns = {{"implementation", ""}, {"dtype", ""}, {"D", ""}, {"B H", ""}, {"n", ""}, {"median", "ms"}, {"fastest", "ms"}, {"useful", "TFLOP/s"},
+                    {"iterations", "mean"}, {"", "most"}, {"weights", ""}, {"direct", "% of rows"}, {"error", "worst"}, {"workspace", "MiB"}};
+  double done = 0;
+  const double steps = static_cast<double>(dims.size() * lengths.size());
+  for (int64_t dim : dims) {
+    for (int64_t length : lengths) {
+      const bench::CudaCase c = make_case(o, dim, length);
+      bench::CudaResult result;
+      const Status status = bench::measure_cuda(c, result, [&](double part) { progress((done + part) / steps); });
+      if (!status) throw std::runtime_error(fmt::format("D = {}, n = {}: {}", dim, length, status.message()));
+      add_row(c, result, report);
+      progress(++done / steps);
+    }
+  }
+  report.notes = {
+      "median: event-timed runs, each after the L2 cache was overwritten; of one iteration for cg (runs of 12 minus runs of 4, over 8).\n"
+      "useful: products over visible pairs per second, 6 + 3 T forward and 12 + 3 T backward for T iterations (2 T with cached weights), 4 and\n"
+      "8 with x given. iterations: mean over rows, weighted by the keys they see. error: one head against fp64, fp32 outputs."};
+}
+
+}  // namespace
+
+const BenchDevice cuda_bench = {"cuda", refuse, run};
+
+}  // namespace lla::app
