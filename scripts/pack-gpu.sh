@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Collects what a machine with a GPU but without this build needs into one folder: the GPU tests, the lla command and the
-# benchmarks' command where they were built, their shared libraries, and the golden data.
+# Collects what a machine with a GPU but without this build needs into one folder: the GPU tests and the lla command,
+# where they were built, their shared libraries, and the golden data.
 #   scripts/pack-gpu.sh [build folder] [target folder]
 # There: LLA_TEST_DATA=FOLDER FOLDER/gpu_test            (LLA_TEST_REDUCED=1 for a short list, as under compute-sanitizer)
 set -euo pipefail
