@@ -38,7 +38,9 @@ int main() {
   const at::Tensor q64 = q.slice(1, 0, 8).to(at::kDouble).requires_grad_();
   const at::Tensor k64 = k.slice(1, 0, 8).to(at::kDouble), v64 = v.slice(1, 0, 8).to(at::kDouble);
   const at::Tensor ridge64 = wanted_ridge.to(at::kDouble), direction = at::randn_like(q64);
-  const auto value = [&](const at::Tensor& at) { return lla::torch::attention(at, k64, v64, ridge64).square().sum(); };
+  lla::torch::Options exact;
+  exact.solver = "direct";
+  const auto value = [&](const at::Tensor& at) { return lla::torch::attention(at, k64, v64, ridge64, exact).square().sum(); };
   value(q64).backward();
   const double step = 1e-5;
   const double analytic = (q64.grad() * direction).sum().item<double>();

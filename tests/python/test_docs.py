@@ -15,7 +15,7 @@ def blocks():
         yield from (pytest.param(text, id=f"{name}:{i}") for i, text in enumerate(code))
 
 
-@pytest.mark.parametrize("code", blocks())
+@pytest.mark.parametrize("code", list(blocks()))
 def test_block_runs(code):
     if "transformers" in code:
         pytest.importorskip("transformers")
