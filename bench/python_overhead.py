@@ -3,8 +3,8 @@
 
     python bench/python_overhead.py [--device cuda]
 
-On a GPU: time of a call on the host (nothing waits), latency of a call followed by a synchronisation, and the latency of the same
-kernels replayed as a CUDA graph; "added" is the difference of the two latencies."""
+On a GPU: time of a call on the host (nothing waits), latency of a call followed by a synchronisation, and the latency
+of the same kernels replayed as a CUDA graph; "added" is the difference of the two latencies."""
 import argparse
 import time
 
@@ -47,7 +47,8 @@ def main():
         "parallax_attention": lambda: lla.parallax_attention(q, k, v, q),
         "torch scaled_dot_product_attention": lambda: F.scaled_dot_product_attention(*bhld, is_causal=True),
     }
-    print(f"{torch.cuda.get_device_name() if cuda else 'CPU'}, torch {torch.__version__}, q {tuple(q.shape)} {dtype}; us per call")
+    name = torch.cuda.get_device_name() if cuda else "CPU"
+    print(f"{name}, torch {torch.__version__}, q {tuple(q.shape)} {dtype}; us per call")
     if cuda:
         _, info = lla.lla_attention(q, k, v, ridge, return_info=True)
         print(info.plan.splitlines()[0])

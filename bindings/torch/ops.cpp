@@ -1,6 +1,6 @@
-// The operators lla::forward and lla::backward (ridge or a given x), and lla::plan and friends that say what they would do.
-// Each fills the structs of lla.h from torch tensors and options and calls the C interface; nothing else happens here.
-// Autograd, fake (meta) and autocast rules are registered from Python (python/lla/_ops.py).
+// The operators lla::forward and lla::backward (ridge or a given x), and lla::plan and friends that say what they would
+// do. Each fills the structs of lla.h from torch tensors and options and calls the C interface; nothing else happens
+// here. Autograd, fake (meta) and autocast rules are registered from Python (python/lla/_ops.py).
 #include <cmath>
 #include <stdexcept>
 #include <string>
@@ -14,16 +14,22 @@ namespace {
 using MaybeTensor = std::optional<Tensor>;
 
 // What every operator takes after its tensors, in schema order.
-#define LLA_OPTIONS_SCHEMA                                                                                             \
-  "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float? scale, bool causal, "  \
-  "SymInt window_left, SymInt window_right, float tol, int max_iterations, str solver, str? implementation"
-#define LLA_OPTIONS_PARAMETERS                                                                                         \
-  MaybeTensor cu_seqlens_q, MaybeTensor cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,                      \
-      std::optional<double> scale, bool causal, int64_t window_left, int64_t window_right, double tol,                 \
-      int64_t max_iterations, std::string solver, std::optional<std::string> implementation
-#define LLA_OPTIONS_ARGUMENTS                                                                                          \
-  cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right, tol,               \
-      max_iterations, solver, implementation
+const std::string kOptionsSchema =
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float? scale, bool causal, "
+    "SymInt window_left, SymInt window_right, float tol, int max_iterations, str solver, str? implementation";
+
+struct Options {
+  const MaybeTensor& cu_seqlens_q;
+  const MaybeTensor& cu_seqlens_k;
+  int64_t max_seqlen_q, max_seqlen_k;
+  std::optional<double> scale;
+  bool causal;
+  int64_t window_left, window_right;
+  double tol;
+  int64_t max_iterations;
+  const std::string& solver;
+  const std::optional<std::string>& implementation;
+};
 
 // The texts are read again by python/lla/_errors.py, which chooses the exception type by them.
 [[noreturn]] void fail(lla_status status) {
@@ -48,37 +54,38 @@ lla_solver parse_solver(const std::string& name) {
   invalid("solver must be \"auto\", \"cg\" or \"direct\", not \"" + name + "\"");
 }
 
-// Either kind of arguments, filled from what both have in common. `implementation` must outlive the arguments.
+// Either kind of arguments, filled from what both have in common. What `options` refers to must outlive them.
 template <class Args>
 void fill(Args& args, const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& ridge, const MaybeTensor& x,
-          const MaybeTensor& cu_seqlens_q, const MaybeTensor& cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
-          const std::optional<double>& scale, bool causal, int64_t window_left, int64_t window_right, double tol,
-          int64_t max_iterations, const std::string& solver, const std::optional<std::string>& implementation) {
+          const Options& options) {
   args.q = view(q, "q");
   args.k = view(k, "k");
   args.v = view(v, "v");
   args.ridge = view(ridge, "ridge");
   args.x = view(x, "x");
-  args.cu_seqlens_q = view(cu_seqlens_q, "cu_seqlens_q");
-  args.cu_seqlens_k = view(cu_seqlens_k, "cu_seqlens_k");
-  args.max_seqlen_q = max_seqlen_q;
-  args.max_seqlen_k = max_seqlen_k;
-  if (scale) args.options.scale = *scale;
-  if (scale && std::isnan(*scale)) invalid("scale is NaN");
-  if (max_iterations < 0 || max_iterations > INT32_MAX) invalid("max_iterations must be between 0 (the default) and 2^31 - 1");
-  args.options.causal = causal;
-  args.options.window_left = window_left;
-  args.options.window_right = window_right;
-  args.options.tolerance = tol;
-  args.options.max_iterations = static_cast<int32_t>(max_iterations);
-  args.options.solver = parse_solver(solver);
-  args.options.implementation = implementation ? implementation->c_str() : nullptr;
+  args.cu_seqlens_q = view(options.cu_seqlens_q, "cu_seqlens_q");
+  args.cu_seqlens_k = view(options.cu_seqlens_k, "cu_seqlens_k");
+  args.max_seqlen_q = options.max_seqlen_q;
+  args.max_seqlen_k = options.max_seqlen_k;
+  if (options.scale && std::isnan(*options.scale)) invalid("scale is NaN");  // which lla.h takes for "not given"
+  if (options.max_iterations < 0 || options.max_iterations > INT32_MAX) {
+    invalid("max_iterations must be between 0 (the default) and 2^31 - 1");
+  }
+  if (options.scale) args.options.scale = *options.scale;
+  args.options.causal = options.causal;
+  args.options.window_left = options.window_left;
+  args.options.window_right = options.window_right;
+  args.options.tolerance = options.tol;
+  args.options.max_iterations = static_cast<int32_t>(options.max_iterations);
+  args.options.solver = parse_solver(options.solver);
+  args.options.implementation = options.implementation ? options.implementation->c_str() : nullptr;
 }
 
 // Queries, keys and values have their head dimensions at the end whether packed or not.
 void check_ranks(const Tensor& q, const Tensor& v, const MaybeTensor& cu_seqlens_q) {
   const int64_t rank = cu_seqlens_q ? 3 : 4;
-  const char* layout = cu_seqlens_q ? " dimensions, not (total, heads, dim)" : " dimensions, not (batch, length, heads, dim)";
+  const char* layout =
+      cu_seqlens_q ? " dimensions, not (total, heads, dim)" : " dimensions, not (batch, length, heads, dim)";
   if (q.dim() != rank) invalid("q has " + std::to_string(q.dim()) + layout);
   if (v.dim() != rank) invalid("v has " + std::to_string(v.dim()) + layout);
 }
@@ -94,15 +101,22 @@ std::optional<torch::stable::accelerator::DeviceGuard> enter_device(const Tensor
   return guard;
 }
 
-ScalarType saved_type(const Tensor& q) { return q.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float; }
+ScalarType saved_type(const Tensor& q) {
+  return q.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x,
-                                                           LLA_OPTIONS_PARAMETERS, bool save, bool info) {
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(
+    Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x, MaybeTensor cu_seqlens_q, MaybeTensor cu_seqlens_k,
+    int64_t max_seqlen_q, int64_t max_seqlen_k, std::optional<double> scale, bool causal, int64_t window_left,
+    int64_t window_right, double tol, int64_t max_iterations, std::string solver,
+    std::optional<std::string> implementation, bool save, bool info) {
   const auto guard = enter_device(q);
   check_ranks(q, v, cu_seqlens_q);
   lla_forward_args args;
   lla_forward_args_init(&args);
-  fill(args, q, k, v, ridge, x, LLA_OPTIONS_ARGUMENTS);
+  fill(args, q, k, v, ridge, x,
+       {cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right, tol,
+        max_iterations, solver, implementation});
 
   const bool packed = cu_seqlens_q.has_value();
   const int64_t batch = packed ? 1 : q.size(0), length = q.size(packed ? 0 : 1), heads = q.size(packed ? 1 : 2);
@@ -134,15 +148,22 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward(Tensor q, Tensor k, T
   return {o, saved, iterations, residual, row_status};
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward(Tensor grad_o, Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x,
-                                                    Tensor saved, LLA_OPTIONS_PARAMETERS, bool need_dq, bool need_dk, bool need_dv,
-                                                    bool need_dridge) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward(Tensor grad_o, Tensor q, Tensor k, Tensor v, MaybeTensor ridge,
+                                                    MaybeTensor x, Tensor saved, MaybeTensor cu_seqlens_q,
+                                                    MaybeTensor cu_seqlens_k, int64_t max_seqlen_q,
+                                                    int64_t max_seqlen_k, std::optional<double> scale, bool causal,
+                                                    int64_t window_left, int64_t window_right, double tol,
+                                                    int64_t max_iterations, std::string solver,
+                                                    std::optional<std::string> implementation, bool need_dq,
+                                                    bool need_dk, bool need_dv, bool need_dridge) {
   const auto guard = enter_device(q);
   check_ranks(q, v, cu_seqlens_q);
   if (!ridge && !x) invalid("give one of ridge and x");
   lla_backward_args args;
   lla_backward_args_init(&args);
-  fill(args, q, k, v, ridge, x, LLA_OPTIONS_ARGUMENTS);
+  fill(args, q, k, v, ridge, x,
+       {cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right, tol,
+        max_iterations, solver, implementation});
   args.grad_o = view(grad_o, "grad_o");
   args.saved = view(saved, "saved");
 
@@ -166,12 +187,17 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(Tensor grad_o, Tensor q, Ten
 // Text as a tensor (uint8, zero-padded to a fixed size), so that a traced graph can hold the call.
 constexpr int64_t kTextBytes = 4096;
 
-Tensor plan(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x, LLA_OPTIONS_PARAMETERS, bool explain) {
+Tensor plan(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x, MaybeTensor cu_seqlens_q,
+            MaybeTensor cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k, std::optional<double> scale,
+            bool causal, int64_t window_left, int64_t window_right, double tol, int64_t max_iterations,
+            std::string solver, std::optional<std::string> implementation, bool explain) {
   const auto guard = enter_device(q);
   check_ranks(q, v, cu_seqlens_q);
   lla_forward_args args;
   lla_forward_args_init(&args);
-  fill(args, q, k, v, ridge, x, LLA_OPTIONS_ARGUMENTS);
+  fill(args, q, k, v, ridge, x,
+       {cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right, tol,
+        max_iterations, solver, implementation});
   const bool packed = cu_seqlens_q.has_value();
   lla_tensor o = args.q;  // stands in, without data, for the dense output a call would make
   o.data = nullptr;
@@ -201,28 +227,35 @@ std::string machine() { return lla_machine_description(); }
 
 std::string version() { return lla_version(); }
 
+// The same for every device: the library behind lla.h chooses by where the tensors are.
+void register_kernels(torch::stable::detail::StableLibrary& library) {
+  library.impl("forward", TORCH_BOX(&forward));
+  library.impl("backward", TORCH_BOX(&backward));
+  library.impl("plan", TORCH_BOX(&plan));
+}
+
 }  // namespace
 }  // namespace lla::torch_ops
 
 STABLE_TORCH_LIBRARY(lla, m) {
-  m.def("forward(Tensor q, Tensor k, Tensor v, Tensor? ridge, Tensor? x, " LLA_OPTIONS_SCHEMA
-        ", bool save, bool info) -> (Tensor o, Tensor saved, Tensor iterations, Tensor residual, Tensor row_status)");
-  m.def("backward(Tensor grad_o, Tensor q, Tensor k, Tensor v, Tensor? ridge, Tensor? x, Tensor saved, " LLA_OPTIONS_SCHEMA
-        ", bool need_dq, bool need_dk, bool need_dv, bool need_dridge) -> (Tensor dq, Tensor dk, Tensor dv, Tensor dridge)");
-  m.def("plan(Tensor q, Tensor k, Tensor v, Tensor? ridge, Tensor? x, " LLA_OPTIONS_SCHEMA ", bool explain) -> Tensor");
+  using lla::torch_ops::kOptionsSchema;
+  const std::string inputs = "Tensor q, Tensor k, Tensor v, Tensor? ridge, Tensor? x, ";
+  m.def(("forward(" + inputs + kOptionsSchema +
+         ", bool save, bool info) -> (Tensor o, Tensor saved, Tensor iterations, Tensor residual, Tensor row_status)")
+            .c_str());
+  m.def(("backward(Tensor grad_o, " + inputs + "Tensor saved, " + kOptionsSchema +
+         ", bool need_dq, bool need_dk, bool need_dv, bool need_dridge) -> (Tensor dq, Tensor dk, Tensor dv, Tensor "
+         "dridge)")
+            .c_str());
+  m.def(("plan(" + inputs + kOptionsSchema + ", bool explain) -> Tensor").c_str());
   m.def("implementations() -> str");
   m.def("machine() -> str");
   m.def("version() -> str");
 }
 
-#define LLA_REGISTER_DEVICE(key)                               \
-  STABLE_TORCH_LIBRARY_IMPL(lla, key, m) {                     \
-    m.impl("forward", TORCH_BOX(&lla::torch_ops::forward));    \
-    m.impl("backward", TORCH_BOX(&lla::torch_ops::backward));  \
-    m.impl("plan", TORCH_BOX(&lla::torch_ops::plan));          \
-  }
-LLA_REGISTER_DEVICE(CPU)
-LLA_REGISTER_DEVICE(CUDA)
+STABLE_TORCH_LIBRARY_IMPL(lla, CPU, m) { lla::torch_ops::register_kernels(m); }
+
+STABLE_TORCH_LIBRARY_IMPL(lla, CUDA, m) { lla::torch_ops::register_kernels(m); }
 
 STABLE_TORCH_LIBRARY_IMPL(lla, CompositeExplicitAutograd, m) {
   m.impl("implementations", TORCH_BOX(&lla::torch_ops::implementations));

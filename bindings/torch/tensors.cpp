@@ -3,8 +3,8 @@
 #include <stdexcept>
 #include <string>
 
-// Lives in libtorch_cuda, which a torch without CUDA does not have; declared here because torch's header shows it to CUDA
-// builds only. The stable ABI's own Stream has an id but no cudaStream_t.
+// Lives in libtorch_cuda, which a torch without CUDA does not have; declared here because torch's header shows it to
+// CUDA builds only. The stable ABI's own Stream has an id but no cudaStream_t.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
 
 namespace lla::torch_ops {
@@ -29,7 +29,10 @@ Tensor empty(const int64_t* size, int64_t dims, int32_t shim_dtype, int32_t devi
     next *= size[i] > 0 ? size[i] : 1;
   }
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(dims, size, stride, shim_dtype, device_type, device_index, &handle));
+  if (aoti_torch_empty_strided(dims, size, stride, shim_dtype, device_type, device_index, &handle) !=
+      AOTI_TORCH_SUCCESS) {
+    throw std::runtime_error("lla: out of memory: torch could not allocate " + std::to_string(next) + " elements");
+  }
   return Tensor(handle);
 }
 
@@ -74,10 +77,13 @@ lla_tensor view(const Tensor& tensor, const char* name) {
   return t;
 }
 
-lla_tensor view(const std::optional<Tensor>& tensor, const char* name) { return tensor ? view(*tensor, name) : lla_tensor{}; }
+lla_tensor view(const std::optional<Tensor>& tensor, const char* name) {
+  return tensor ? view(*tensor, name) : lla_tensor{};
+}
 
 Tensor empty(std::initializer_list<int64_t> size, ScalarType dtype, const Tensor& like) {
-  return empty(size.begin(), static_cast<int64_t>(size.size()), shim_dtype(dtype), device_type_of(like), like.get_device_index());
+  return empty(size.begin(), static_cast<int64_t>(size.size()), shim_dtype(dtype), device_type_of(like),
+               like.get_device_index());
 }
 
 Tensor empty_cpu(int64_t bytes) { return empty(&bytes, 1, aoti_torch_dtype_uint8(), aoti_torch_device_type_cpu(), -1); }
@@ -92,7 +98,8 @@ Workspace::Workspace(size_t bytes, const Tensor& like) {
   if (bytes == 0) return;
   constexpr uintptr_t kAlignment = 256;  // lla.h's; torch's CPU allocator gives 64
   memory_ = empty({static_cast<int64_t>(bytes + kAlignment - 1)}, ScalarType::Byte, like);
-  data_ = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory_->data_ptr()) + kAlignment - 1) / kAlignment * kAlignment);
+  data_ = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory_->data_ptr()) + kAlignment - 1) / kAlignment *
+                                  kAlignment);
 }
 
 void* current_stream(const Tensor& tensor) {

@@ -20,10 +20,11 @@ lla_tensor view(const std::optional<Tensor>& tensor, const char* name);
 
 // A new dense tensor on the device of `like`.
 Tensor empty(std::initializer_list<int64_t> size, ScalarType dtype, const Tensor& like);
-Tensor empty_cpu(int64_t bytes);  // uint8
+Tensor empty_cpu(int64_t bytes);        // uint8
 Tensor empty_like(const Tensor& like);  // its size and type, dense
 
-// Memory from torch's allocator (the caching one on CUDA), aligned as lla.h asks; freed, stream-ordered, with this object.
+// Memory from torch's allocator (the caching one on CUDA), aligned as lla.h asks; freed, stream-ordered, with this
+// object.
 class Workspace {
  public:
   Workspace(size_t bytes, const Tensor& like);

@@ -1,4 +1,5 @@
-// Local Linear Attention from C++ with libtorch: learns the ridge of every head so that attention reproduces given targets.
+// Local Linear Attention from C++ with libtorch: learns the ridge of every head so that attention reproduces given
+// targets.
 #include <ATen/ATen.h>
 
 #include <cstdio>
@@ -40,7 +41,9 @@ int main() {
   const at::Tensor ridge64 = wanted_ridge.to(at::kDouble), direction = at::randn_like(q64);
   lla::torch::Options exact;
   exact.solver = "direct";
-  const auto value = [&](const at::Tensor& at) { return lla::torch::attention(at, k64, v64, ridge64, exact).square().sum(); };
+  const auto value = [&](const at::Tensor& at) {
+    return lla::torch::attention(at, k64, v64, ridge64, exact).square().sum();
+  };
   value(q64).backward();
   const double step = 1e-5;
   const double analytic = (q64.grad() * direction).sum().item<double>();

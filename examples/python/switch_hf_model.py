@@ -21,8 +21,8 @@ def load(name):
     if name:
         ids = AutoTokenizer.from_pretrained(name)(TEXT, return_tensors="pt").input_ids
         return AutoModelForCausalLM.from_pretrained(name, attn_implementation="eager", dtype=torch.float32), ids
-    config = LlamaConfig(vocab_size=128, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-                         num_key_value_heads=2, pad_token_id=0)
+    config = LlamaConfig(vocab_size=128, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
+                         num_attention_heads=4, num_key_value_heads=2, pad_token_id=0)
     ids = torch.tensor([list(TEXT.encode())])
     return AutoModelForCausalLM.from_config(config, attn_implementation="eager"), ids
 

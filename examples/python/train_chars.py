@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains the same small character model twice, with Local Linear Attention and with softmax attention, and plots the losses.
+"""Trains the same small character model with Local Linear Attention and with softmax attention, and plots the losses.
 
     python examples/python/train_chars.py                          # about a minute on a laptop's CPU
     python examples/python/train_chars.py --text book.txt --device cuda --steps 2000
@@ -103,7 +103,8 @@ def plot(losses, path):
     figure, axes = pyplot.subplots(figsize=(6, 3.5))
     for kind, values in losses.items():
         smooth = torch.tensor(values).unfold(0, max(1, len(values) // 25), 1).mean(-1)
-        axes.plot(range(len(values) - len(smooth), len(values)), smooth, label={"lla": "Local Linear Attention"}.get(kind, kind))
+        label = "Local Linear Attention" if kind == "lla" else kind
+        axes.plot(range(len(values) - len(smooth), len(values)), smooth, label=label)
     axes.set_xlabel("step")
     axes.set_ylabel("loss, nats per character")
     axes.legend()

@@ -1,7 +1,7 @@
 """Boolean attention masks as packed sequences: exactly, or not at all.
 
-Local Linear Attention knows causal masks, windows and packed sequences. A mask whose rows each show one run of keys can be
-written that way; this module finds how, and refuses every other mask."""
+Local Linear Attention knows causal masks, windows and packed sequences. A mask whose rows each show one run of keys
+can be written that way; this module finds how, and refuses every other mask."""
 from typing import List, NamedTuple, Tuple
 
 import torch
@@ -44,7 +44,8 @@ def _pack(runs: List[_Run], length_q: int, length_k: int, causal: bool, window_l
     return Packing(
         rows([(run.b * length_q + run.first, run.b * length_q + run.last + 1) for run in runs]),
         rows([(run.b * length_k + run.begin, run.b * length_k + run.end) for run in runs]),
-        offsets(lengths_q), offsets(lengths_k), max(lengths_q, default=0), max(lengths_k, default=0), causal, window_left)
+        offsets(lengths_q), offsets(lengths_k), max(lengths_q, default=0), max(lengths_k, default=0), causal,
+        window_left)
 
 
 def _intervals(mask: Tensor) -> Tuple[list, list]:
@@ -79,7 +80,8 @@ def pack_mask(mask: Tensor, window: int = 0) -> Packing:
     """Packing of a boolean mask (B, 1, Lq, Lk), True where a key is seen. window > 0: rows may be limited to that many
     keys (a sliding window). Raises ValueError for a mask that has no exact counterpart."""
     if mask.dim() != 4 or mask.shape[1] != 1:
-        raise ValueError(f"attention_mask is {tuple(mask.shape)}, not (batch, 1, queries, keys): a mask by head is not supported")
+        raise ValueError(f"attention_mask is {tuple(mask.shape)}, not (batch, 1, queries, keys): a mask by head is not "
+                         "supported")
     length_q, length_k = mask.shape[2:]
     begins, ends = _intervals(mask[:, 0])
     longest = max((end - begin for row in zip(begins, ends) for begin, end in zip(*row)), default=0)

@@ -109,7 +109,7 @@ torch.library.register_autograd("lla::forward", _forward_backward, setup_context
 
 
 class _EagerForward(torch.autograd.Function):
-    """What register_autograd makes of the same two functions, without the 0.1 ms it spends on the schema in each call."""
+    """What register_autograd makes of the same two functions, without the 0.1 ms a call it spends on the schema."""
 
     @staticmethod
     def forward(ctx, *args):
@@ -122,7 +122,7 @@ class _EagerForward(torch.autograd.Function):
 
 
 def run_forward(save, *args):
-    """lla::forward by the shortest way: traced and autocast code through the dispatcher's rules, eager code past them."""
+    """lla::forward by the shortest way: traced and autocast code by the dispatcher's rules, eager code past them."""
     device_type = args[0].device.type
     if torch.compiler.is_compiling() or device_type not in _DEVICE_TYPES or torch.is_autocast_enabled(device_type):
         return forward(*args)

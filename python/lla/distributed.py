@@ -5,10 +5,10 @@ Two ways; both equal the single-process result, forward and backward (docs/distr
     o = lla.distributed.sequence_parallel_attention(q, k, v, ridge, group=mesh)   # gathers K and V, any number of heads
     o = lla.distributed.head_parallel_attention(q, k, v, ridge, group=mesh)       # exchanges heads for positions
 
-Every process holds its share of the positions: q (B, L / P, Hq, D) and so on, as `shard_sequence` cuts them. The default
-layout, "zigzag", gives process r the r-th and the r-th-last of 2 P pieces, so that causal work is the same for all;
-"contiguous" gives it the r-th of P. A ridge by token is sharded like q; the gradient of a ridge that all processes share,
-() or (Hq,), is each process's part: sum it over the group, as data-parallel training does for parameters."""
+Every process holds its share of the positions: q (B, L / P, Hq, D) and so on, as `shard_sequence` cuts them. The
+default layout, "zigzag", gives process r the r-th and the r-th-last of 2 P pieces, so that causal work is the same for
+all; "contiguous" gives it the r-th of P. A ridge by token is sharded like q; the gradient of a ridge that all processes
+share, () or (Hq,), is each process's part: sum it over the group, as data-parallel training does for parameters."""
 from typing import List, Tuple, Union
 
 import torch
@@ -88,7 +88,7 @@ def unshard_sequence(x: Tensor, *, group: Group = None, dim: int = 1, layout: st
 
 
 class _AllGather(torch.autograd.Function):
-    """Concatenates along the first dimension; the gradient is the sum of all processes' gradients for one's own part."""
+    """Concatenates along the first dimension; the gradient is the sum of all processes' gradients for one's part."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -120,8 +120,8 @@ class _AllToAll(torch.autograd.Function):
 
 
 def _key_range(start: int, stop: int, total: int, left: int, right: int) -> Tuple[int, int, int, int]:
-    """Keys [begin, end) that queries [start, stop) of `total` positions see, and the window that shows each its own when
-    masks are aligned bottom-right within that range. right = 0 for causal masks, -1 unbounded."""
+    """Keys [begin, end) that queries [start, stop) of `total` positions see, and the window that shows each its own
+    when masks are aligned bottom-right within that range. right = 0 for causal masks, -1 unbounded."""
     begin = 0 if left < 0 else max(0, start - left)
     end = total if right < 0 else min(total, stop + right)
     beyond = end - stop  # keys to the right of the last query: the alignment is off by so many
@@ -184,9 +184,9 @@ def _gather_heads(x: Tensor, group, layout) -> Tensor:
 
 def head_parallel_attention(q: Tensor, k: Tensor, v: Tensor, ridge: Ridge, *, group: Group = None,
                             layout: str = "zigzag", **options) -> Tensor:
-    """`lla_attention` of sharded sequences: an all-to-all gives every process whole sequences of Hq / P heads, and back.
-    P must divide Hq, and divide Hkv or be a multiple of it (key heads are then repeated). Every other option is that of
-    `lla_attention`. Returns this process's share of o."""
+    """`lla_attention` of sharded sequences: an all-to-all gives every process whole sequences of Hq / P heads, and
+    back. P must divide Hq, and divide Hkv or be a multiple of it (key heads are then repeated). Every other option is
+    that of `lla_attention`. Returns this process's share of o."""
     _check_layout(layout)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         need_tensor(name, tensor)

@@ -3,12 +3,12 @@
     lla.hf.register(ridge=0.5)
     model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="lla")    # or from_config
 
-The ridge of a layer is, in this order: the layer's `lla_ridge` (see `set_ridge`) or learned ridge (`add_learned_ridge`),
-`config.lla_ridge`, the value given to `register`. Infinity reproduces softmax attention to rounding, so that a pretrained
-model can be switched over and its ridge lowered from there.
+The ridge of a layer is, in this order: the layer's `lla_ridge` (see `set_ridge`) or learned ridge
+(`add_learned_ridge`), `config.lla_ridge`, the value given to `register`. Infinity reproduces softmax attention to
+rounding, so that a pretrained model can be switched over and its ridge lowered from there.
 
-Masks: causal, sliding or chunked windows, packed sequences and padding become packed sequences and are computed exactly;
-anything else (a mask by head, dropout, soft-capped logits, attention sinks) is refused with a ValueError."""
+Masks: causal, sliding or chunked windows, packed sequences and padding become packed sequences and are computed
+exactly; anything else (a mask by head, dropout, soft-capped logits, attention sinks) is refused with a ValueError."""
 import math
 from typing import Optional, Union
 
@@ -60,7 +60,8 @@ def _packing_of(mask, length_q, causal, window) -> Packing:
     if mask.dtype != torch.bool:  # an additive mask a caller made: 0 shows a key, a very negative number hides it
         seen = mask == 0
         if mask.is_floating_point() and not bool((seen | (mask < -1e4)).all()):
-            raise ValueError("attention_mask adds values to the logits; only masks that show or hide keys are supported")
+            raise ValueError("attention_mask adds values to the logits; only masks that show or hide keys are "
+                             "supported")
         mask = seen if mask.is_floating_point() else mask.to(torch.bool)
     if mask.dim() == 2:
         if window:
@@ -73,10 +74,11 @@ def _attend_packed(q, k, v, ridge, packing, **options):
     """q, k, v (B, L, H, D); queries that no sequence holds (padding) get zero."""
     batch, length_q = q.shape[:2]
     o = lla_attention_varlen(
-        q.flatten(0, 1)[packing.query_rows], k.flatten(0, 1)[packing.key_rows], v.flatten(0, 1)[packing.key_rows], ridge,
-        packing.cu_seqlens_q, packing.cu_seqlens_k, packing.max_seqlen_q, packing.max_seqlen_k, causal=packing.causal,
-        window_size=(packing.window_left, -1), **options)
-    return o.new_zeros(batch * length_q, *o.shape[1:]).index_copy(0, packing.query_rows, o).unflatten(0, (batch, length_q))
+        q.flatten(0, 1)[packing.query_rows], k.flatten(0, 1)[packing.key_rows], v.flatten(0, 1)[packing.key_rows],
+        ridge, packing.cu_seqlens_q, packing.cu_seqlens_k, packing.max_seqlen_q, packing.max_seqlen_k,
+        causal=packing.causal, window_size=(packing.window_left, -1), **options)
+    padded = o.new_zeros(batch * length_q, *o.shape[1:]).index_copy(0, packing.query_rows, o)
+    return padded.unflatten(0, (batch, length_q))
 
 
 def _ridge_of(module: nn.Module, default) -> Union[float, Tensor]:
@@ -125,7 +127,8 @@ def register(ridge: float = 1.0, *, name: str = "lla", tol: float = 1e-3, max_it
     major = int(transformers.__version__.split(".")[0])
     if major < 5:
         raise ImportError(f"lla.hf needs transformers >= 5; this is {transformers.__version__}")
-    AttentionInterface.register(name, _make_attention(ridge, dict(tol=tol, max_iterations=max_iterations, solver=solver)))
+    options = dict(tol=tol, max_iterations=max_iterations, solver=solver)
+    AttentionInterface.register(name, _make_attention(ridge, options))
     AttentionMaskInterface.register(name, lla_mask)
     return name
 

@@ -131,9 +131,9 @@ def lla_attention_with_kvcache(
 ):
     """`lla_attention` of new queries over cached keys and values, for generation (no gradients).
 
-    q (B, Lq, Hq, D); k_cache (B, capacity, Hkv, D), or pages (pages, page_size, Hkv, D) with a page_table (B, n) of page
-    numbers; v_cache alike. cache_seqlens: how many positions are filled, one integer or a (B,) int32 tensor; None means
-    all. k and v (B, Lnew, Hkv, ...), if given, are written into the caches in place after them and are then seen too.
+    q (B, Lq, Hq, D); k_cache (B, capacity, Hkv, D), or pages (pages, page_size, Hkv, D) with a page_table (B, n) of
+    page numbers; v_cache alike. cache_seqlens: how many positions are filled, one integer or a (B,) int32 tensor; None
+    means all. k and v (B, Lnew, Hkv, ...), if given, are written into the caches in place after them and are then seen too.
     The queries are the last Lq positions (causal masks are aligned bottom-right). ridge as in `lla_attention`."""
     _check_cache(q, k_cache, v_cache, k, v, cache_seqlens, page_table)
     learned = [t for t in (q, k_cache, v_cache, ridge, k, v) if isinstance(t, Tensor)]

@@ -130,7 +130,8 @@ def test_compile_fullgraph_dynamic(device, backend):
 
 
 def test_compile_with_info_and_number(device):
-    compiled = torch.compile(lambda *a: lla.lla_attention(*a, 0.2, return_info=True), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(lambda *a: lla.lla_attention(*a, 0.2, return_info=True), fullgraph=True,
+                             backend="aot_eager")
     q, k, v, _ = make_inputs(1, 8, device=device)
     o, info = compiled(q, k, v)
     eager, eager_info = lla.lla_attention(q, k, v, 0.2, return_info=True)

@@ -1,4 +1,4 @@
-"""lla.distributed under torchrun, with 2 and 4 processes; on the CPU with Gloo, on GPUs (as many as there are) with NCCL."""
+"""lla.distributed under torchrun, with 2 and 4 processes: on the CPU with Gloo, on that many GPUs with NCCL."""
 import os
 import subprocess
 import sys

@@ -92,3 +92,11 @@ def test_operators_without_the_wrappers_refuse_too(device):
     o, *_ = torch.ops.lla.forward(q, k, v, ridge, None, *options, False, False)
     with pytest.raises(RuntimeError, match="save=False"):
         o.sum().backward()
+
+
+@pytest.mark.cpu_only
+def test_out_of_memory():
+    q = torch.zeros(1, 1, 1, 8).expand(1, 1 << 42, 1, 8)  # one row seen often: the output would be real
+    k = torch.zeros(1, 1, 1, 8)
+    with pytest.raises(torch.OutOfMemoryError, match="allocate"):
+        lla.lla_attention(q, k, k, 0.1)

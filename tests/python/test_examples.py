@@ -20,8 +20,8 @@ def run(script, *arguments):
 
 
 def test_character_model(device, tmp_path):
-    output = run("train_chars.py", "--steps", 40, "--length", 32, "--batch", 8, "--width", 32, "--device", device, "--out",
-                 tmp_path / "loss.png")
+    output = run("train_chars.py", "--steps", 40, "--length", 32, "--batch", 8, "--width", 32, "--device", device,
+                 "--out", tmp_path / "loss.png")
     losses = re.findall(r"(\w+): loss ([\d.]+) -> ([\d.]+)", output)
     assert [kind for kind, *_ in losses] == ["softmax", "lla"]
     assert all(float(last) < 0.85 * float(first) for _, first, last in losses), output

@@ -40,7 +40,7 @@ def tokens(*size, device):
 def padded(lengths, side, device):
     """ids and attention_mask of sequences of these lengths, padded on one side."""
     longest = max(lengths)
-    ids, mask = torch.zeros(len(lengths), longest, dtype=torch.long), torch.zeros(len(lengths), longest, dtype=torch.long)
+    ids, mask = (torch.zeros(len(lengths), longest, dtype=torch.long) for _ in range(2))
     for b, n in enumerate(lengths):
         where = slice(0, n) if side == "right" else slice(longest - n, longest)
         ids[b, where], mask[b, where] = tokens(len(lengths), longest, device="cpu")[b, :n], 1
@@ -119,7 +119,8 @@ def test_training_step(device, kind):
 def test_generate(device, kind, cache):
     model = make(kind, device)
     ids, mask = padded([7, 3], "left", device)
-    options = dict(max_new_tokens=9, min_new_tokens=9, do_sample=False, return_dict_in_generate=True, output_logits=True)
+    options = dict(max_new_tokens=9, min_new_tokens=9, do_sample=False, return_dict_in_generate=True,
+                   output_logits=True)
     if cache == "none":
         options["use_cache"] = False
     elif cache == "static":

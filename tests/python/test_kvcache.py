@@ -80,8 +80,8 @@ def test_chunked_prefill_equals_whole(device):
     parts, start = [], 0
     for end in (1, 2, 17, 39, 40):
         part = slice(start, end)
-        parts.append(lla.lla_attention_with_kvcache(q[:, part], k_cache, v_cache, ridge[:, part], k[:, part], v[:, part],
-                                                    cache_seqlens=start, **OPTIONS))
+        parts.append(lla.lla_attention_with_kvcache(q[:, part], k_cache, v_cache, ridge[:, part], k[:, part],
+                                                    v[:, part], cache_seqlens=start, **OPTIONS))
         start = end
     assert_close(torch.cat(parts, 1), whole)
     assert torch.equal(k_cache, k) and torch.equal(v_cache, v)
@@ -123,6 +123,7 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_argument(case):
     change, word = WRONG[case]
-    good = dict(q=torch.ones(2, 1, 4, 16), k_cache=torch.ones(2, 16, 4, 16), v_cache=torch.ones(2, 16, 4, 16), ridge=0.1)
+    cache = torch.ones(2, 16, 4, 16)
+    good = dict(q=torch.ones(2, 1, 4, 16), k_cache=cache, v_cache=cache.clone(), ridge=0.1)
     with pytest.raises(ValueError, match=word):
         lla.lla_attention_with_kvcache(**{**good, **change})

@@ -63,5 +63,6 @@ def test_pip_install(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name not in ("LLA_TORCH_LIBRARY", "PYTHONPATH")}
     script = ("import torch, lla; q = torch.randn(1, 5, 2, 8, requires_grad=True); o = lla.lla_attention(q, q, q, 0.1);"
               "o.sum().backward(); print(lla.__file__, lla.version(), float(q.grad.isfinite().all()))")
-    output = run([sys.executable, "-c", script], env={**environment, "PYTHONPATH": str(tmp_path / "site")}, cwd=tmp_path)
+    environment["PYTHONPATH"] = str(tmp_path / "site")
+    output = run([sys.executable, "-c", script], env=environment, cwd=tmp_path)
     assert str(tmp_path) in output and lla.version() in output and output.split()[-1] == "1.0"

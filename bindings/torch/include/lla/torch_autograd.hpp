@@ -1,5 +1,6 @@
-// Local Linear Attention for C++ programs that use libtorch: functions with gradients over the operators lla::forward and
-// lla::backward. Header only, compiled against your own torch; link (or dlopen) liblla_torch, which registers the operators.
+// Local Linear Attention for C++ programs that use libtorch: functions with gradients over the operators lla::forward
+// and lla::backward. Header only, compiled against your own torch; link (or dlopen) liblla_torch, which registers the
+// operators.
 //
 //     at::Tensor o = lla::torch::attention(q, k, v, ridge);            // (B, L, H, D), differentiable
 //     o.sum().backward();
@@ -40,12 +41,12 @@ using MaybeTensor = std::optional<at::Tensor>;
 using MaybeText = std::optional<c10::string_view>;
 using ForwardSignature = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
     const at::Tensor&, const at::Tensor&, const at::Tensor&, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
-    const MaybeTensor&, c10::SymInt, c10::SymInt, std::optional<double>, bool, c10::SymInt, c10::SymInt, double, int64_t,
-    c10::string_view, MaybeText, bool, bool);
+    const MaybeTensor&, c10::SymInt, c10::SymInt, std::optional<double>, bool, c10::SymInt, c10::SymInt, double,
+    int64_t, c10::string_view, MaybeText, bool, bool);
 using BackwardSignature = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
     const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const MaybeTensor&, const MaybeTensor&,
-    const at::Tensor&, const MaybeTensor&, const MaybeTensor&, c10::SymInt, c10::SymInt, std::optional<double>, bool, c10::SymInt,
-    c10::SymInt, double, int64_t, c10::string_view, MaybeText, bool, bool, bool, bool);
+    const at::Tensor&, const MaybeTensor&, const MaybeTensor&, c10::SymInt, c10::SymInt, std::optional<double>, bool,
+    c10::SymInt, c10::SymInt, double, int64_t, c10::string_view, MaybeText, bool, bool, bool, bool);
 
 template <class Signature>
 auto find(const char* name) {
@@ -91,14 +92,21 @@ class Attention : public ::torch::autograd::Function<Attention> {
     const bool ridge = saved[3].defined();
     at::AutoDispatchBelowADInplaceOrView guard;
     auto [dq, dk, dv, dlast] = op.call(
-        grads[0].contiguous(), saved[0], saved[1], saved[2], maybe(saved[3]), maybe(saved[4]), saved[7], maybe(saved[5]),
-        maybe(saved[6]), lengths[0], lengths[1], data["scale"].toOptional<double>(), data["causal"].toBool(), window[0],
-        window[1], data["tol"].toDouble(), data["max_iterations"].toInt(), solver, text(implementation),
-        context->needs_input_grad(0), context->needs_input_grad(1), context->needs_input_grad(2),
+        grads[0].contiguous(), saved[0], saved[1], saved[2], maybe(saved[3]), maybe(saved[4]), saved[7],
+        maybe(saved[5]), maybe(saved[6]), lengths[0], lengths[1], data["scale"].toOptional<double>(),
+        data["causal"].toBool(), window[0], window[1], data["tol"].toDouble(), data["max_iterations"].toInt(), solver,
+        text(implementation), context->needs_input_grad(0), context->needs_input_grad(1), context->needs_input_grad(2),
         context->needs_input_grad(3));  // the fourth tensor given: ridge or x
-    const auto wanted = [&](size_t input, at::Tensor grad) { return context->needs_input_grad(input) ? grad : at::Tensor(); };
-    return {wanted(0, dq), wanted(1, dk), wanted(2, dv), ridge ? wanted(3, dlast) : at::Tensor(),
-            ridge ? at::Tensor() : wanted(3, dlast), at::Tensor(), at::Tensor()};
+    const auto wanted = [&](size_t input, at::Tensor grad) {
+      return context->needs_input_grad(input) ? grad : at::Tensor();
+    };
+    return {wanted(0, dq),
+            wanted(1, dk),
+            wanted(2, dv),
+            ridge ? wanted(3, dlast) : at::Tensor(),
+            ridge ? at::Tensor() : wanted(3, dlast),
+            at::Tensor(),
+            at::Tensor()};
   }
 
  private:
@@ -107,15 +115,16 @@ class Attention : public ::torch::autograd::Function<Attention> {
 
 }  // namespace detail
 
-// q (B, Lq, Hq, D), k (B, Lk, Hkv, D), v (B, Lk, Hkv, Dv); ridge f32 (f64 for f64 q): (), (Hq), (B, Lq, Hq) or (B, Lq, Hq, D).
+// q (B, Lq, Hq, D), k (B, Lk, Hkv, D), v (B, Lk, Hkv, Dv); ridge f32 (f64 for f64 q): (), (Hq), (B, Lq, Hq) or (B, Lq,
+// Hq, D).
 inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& ridge,
                             const Options& options = {}) {
   return detail::Attention::apply(q, k, v, detail::MaybeTensor(ridge), detail::MaybeTensor(), Packing{}, options);
 }
 
 // Sequences packed one after the other: q (total_q, Hq, D) and so on.
-inline at::Tensor attention_varlen(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& ridge,
-                                   const Packing& packing, const Options& options = {}) {
+inline at::Tensor attention_varlen(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                                   const at::Tensor& ridge, const Packing& packing, const Options& options = {}) {
   return detail::Attention::apply(q, k, v, detail::MaybeTensor(ridge), detail::MaybeTensor(), packing, options);
 }
 
