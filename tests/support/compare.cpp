@@ -31,13 +31,17 @@ double ratio(double difference, double norm) {
 std::string Error::text() const { return core::cat("norm ", norm, ", worst row ", row); }
 
 Error compare(const Spec& spec, Side side, int64_t channels, const std::vector<double>& got,
-              const std::vector<double>& want) {
+              const std::vector<double>& want, double floor) {
   const int64_t length = side == Side::queries ? spec.length_q : spec.length_k;
   const int64_t heads = side == Side::queries ? spec.heads_q : spec.heads_kv;
   std::vector<int32_t> bounds = side == Side::queries ? spec.cu_q : spec.cu_k;
   if (!spec.packed()) bounds = {0, static_cast<int32_t>(length)};
   const auto expected = static_cast<size_t>(spec.batch * length * heads * channels);
   if (got.size() != expected || want.size() != expected) return {kInfinity, kInfinity};
+  double squares = 0;
+  for (double value : want) squares += squared(value);
+  const double smallest_row =
+      expected == 0 ? 0 : floor * floor * squares / static_cast<double>(spec.batch * length * heads);
   Error worst;
   for (int64_t b = 0; b < spec.batch; ++b) {
     for (size_t s = 0; s + 1 < bounds.size(); ++s) {
@@ -53,8 +57,10 @@ Error compare(const Spec& spec, Side side, int64_t channels, const std::vector<d
           difference += row;
           worst_row = std::max(worst_row, row);
         }
+        const double rows = std::max(1, bounds[s + 1] - bounds[s]);
+        norm = std::max(norm, rows * smallest_row);
         worst.norm = std::max(worst.norm, ratio(difference, norm));
-        worst.row = std::max(worst.row, ratio(worst_row, norm / std::max(1, bounds[s + 1] - bounds[s])));
+        worst.row = std::max(worst.row, ratio(worst_row, norm / rows));
       }
     }
   }

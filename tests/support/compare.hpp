@@ -21,7 +21,7 @@ enum class Side { queries, keys };
 // Of a (batch, length, heads, channels) tensor of the problem, or its packed form. Infinite where one is finite and the
 // other not; elements that are NaN in both count as equal.
 Error compare(const Spec& spec, Side side, int64_t channels, const std::vector<double>& got,
-              const std::vector<double>& want);
+              const std::vector<double>& want, double floor = 0);
 // As one vector: |got - want| / |want|.
 double relative_error(const std::vector<double>& got, const std::vector<double>& want);
 bool all_finite(const std::vector<double>& values);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <stdexcept>
 
@@ -200,12 +201,32 @@ Forward oracle_forward(const Spec& spec, const Inputs& inputs) {
 }
 
 Backward oracle_backward(const Spec& spec, const Inputs& inputs) {
+  Spec f64 = as_oracle(spec);
   // The reference works the forward pass out again, so the saved vector only has to be there.
-  const Spec f64 = as_oracle(spec);
   const int64_t rows = f64.rows();
   const auto section = [](int64_t n) { return static_cast<size_t>((n + 3) / 4 * 4); };
-  const size_t size = 2 * section(rows) + 2 * section(rows * f64.dim) + section(rows * f64.value_dim);
-  return run_backward(f64, inputs, std::vector<double>(size, 0.0), "reference");
+  const std::vector<double> saved(2 * section(rows) + 2 * section(rows * f64.dim) + section(rows * f64.value_dim), 0.0);
+  if (spec.ridge != RidgeShape::scalar && spec.ridge != RidgeShape::head) {
+    return run_backward(f64, inputs, saved, "reference");
+  }
+  // By token first, then summed, to know what the sum is made of.
+  const auto element = [&](size_t row) {
+    return spec.ridge == RidgeShape::scalar ? 0 : row % static_cast<size_t>(spec.heads_q);
+  };
+  f64.ridge = RidgeShape::token;
+  Inputs by_token = inputs;
+  by_token.ridge.resize(static_cast<size_t>(rows));
+  for (size_t row = 0; row < by_token.ridge.size(); ++row) by_token.ridge[row] = inputs.ridge[element(row)];
+  Backward result = run_backward(f64, by_token, saved, "reference");
+  std::vector<double> sums(inputs.ridge.size(), 0.0);
+  double squares = 0;
+  for (size_t row = 0; row < result.dridge.size(); ++row) {
+    sums[element(row)] += result.dridge[row];
+    squares += result.dridge[row] * result.dridge[row];
+  }
+  result.dridge = sums;
+  result.dridge_summands = std::sqrt(squares);
+  return result;
 }
 
 std::vector<std::string> implementations_under_test() {
