@@ -50,7 +50,7 @@ inline void expect_output(const Spec& spec, const std::vector<double>& got, cons
 }
 
 inline void expect_gradients(const Spec& spec, const Backward& got, const Backward& want, double gate) {
-  constexpr double kFloor = 1e-3;
+  constexpr double kFloor = 1e-2;
   const auto error = [&](Side side, int64_t channels, const std::vector<double>& a, const std::vector<double>& b) {
     return compare(spec, side, channels, a, b, kFloor).norm;
   };
