@@ -45,12 +45,23 @@ void add_row(const Head& head, const Row& row, Span g, const SolveOptions& optio
     y = result.solution[at].x;
   }
 
-  Vector a(count), b(count);
+  // E and b have weighted sums of 0. Where one key has all the weight but some 1e-16 of it, the means are that key and
+  // its own E and b come out as 0 instead of minus what the others have; taking the sums off puts that right.
+  Vector e(count), b(count);
+  double e_sum = 0, b_sum = 0;
+  for (size_t j = 0; j < count; ++j) {
+    e[j] = centered_dot(key(j), s.mean_k, x);
+    b[j] = centered_gamma[j] - centered_dot(key(j), s.mean_k, y);
+    e_sum += s.p[j] * e[j];
+    b_sum += s.p[j] * b[j];
+  }
+  Vector a(count);
   double c = 0;
   for (size_t j = 0; j < count; ++j) {
-    a[j] = 1 + centered_dot(key(j), s.mean_k, x);
-    b[j] = centered_gamma[j] - centered_dot(key(j), s.mean_k, y);
-    c += s.p[j] * a[j] * b[j];
+    e[j] -= e_sum;
+    b[j] -= b_sum;
+    a[j] = 1 + e[j];
+    c += s.p[j] * e[j] * b[j];
   }
   for (size_t j = 0; j < count; ++j) {
     const double p = s.p[j];
