@@ -68,14 +68,16 @@ void add_rows(const core::Problem& p, Panel<T>& panel, const PackedQueries<T>& r
     store(v0, pb + j * kPanel<T>);
     store(v1, pb + j * kPanel<T> + kLanes<T>);
   };
-  centered_product(rows.grad.grouped, value_dim, lo, hi, panel.mean_v, RowCenters<T>{rows.tau + lo}, scratch, put_b);
+  centered_product(rows.grad.grouped, value_dim, lo, hi, panel.mean_v,
+                   RowCenters<T>{rows.tau.native + lo, rows.tau.wide + lo}, scratch, put_b);
   if (!p.given_x()) {
     const auto subtract_f = [&](int64_t j, Vec<T> f0, Vec<T> f1) HWY_ATTR {
       T* const to = pb + j * kPanel<T>;
       store(hn::Sub(load(to), f0), to);
       store(hn::Sub(load(to + kLanes<T>), f1), to + kLanes<T>);
     };
-    centered_product(rows.y.grouped, dim, lo, hi, panel.q, RowCenters<T>{rows.center_y + lo}, scratch, subtract_f);
+    centered_product(rows.y.grouped, dim, lo, hi, panel.q,
+                     RowCenters<T>{rows.center_y.native + lo, rows.center_y.wide + lo}, scratch, subtract_f);
   }
   const auto finish_rows = [&](int64_t j, Vec<T> e0, Vec<T> e1) HWY_ATTR {
     const auto shift = splat(rows.shift_x[lo + j] - 1), shift_b = splat(rows.shift_b[lo + j]),
@@ -89,7 +91,8 @@ void add_rows(const core::Problem& p, Panel<T>& panel, const PackedQueries<T>& r
     finish(e0, j * kPanel<T>);
     finish(e1, j * kPanel<T> + kLanes<T>);
   };
-  centered_product(rows.x.grouped, dim, lo, hi, panel.q, RowCenters<T>{rows.center_x + lo}, scratch, finish_rows);
+  centered_product(rows.x.grouped, dim, lo, hi, panel.q,
+                   RowCenters<T>{rows.center_x.native + lo, rows.center_x.wide + lo}, scratch, finish_rows);
   natural_product(rows.grad.natural + lo * value_dim, value_dim, value_dim, pa, hi - lo, panel.value);
   natural_product(rows.q.natural + lo * dim, dim, dim, ds, hi - lo, panel.image);
   natural_product(rows.x.natural + lo * dim, dim, dim, pb, hi - lo, panel.image);

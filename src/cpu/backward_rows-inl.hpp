@@ -20,9 +20,10 @@ namespace HWY_NAMESPACE {
 // What pass A keeps of a panel's lanes beside Panel.
 template <class T>
 struct GradientLanes {
-  HWY_ALIGN T tau[kPanel<T>];                            // gradient of o . mean value
-  HWY_ALIGN T center_x[kPanel<T>], center_y[kPanel<T>];  // x . mean key, y . mean key
-  HWY_ALIGN T sum_x[kPanel<T>], sum_b[kPanel<T>];        // weighted sums of E and b: 0 but for rounding
+  LaneCenters<T> tau;                              // gradient of o . mean value
+  LaneCenters<T> x, y;                             // x . mean key, y . mean key
+  HWY_ALIGN T sum_x[kPanel<T>], sum_b[kPanel<T>];  // weighted sums of E and b: 0 but for rounding
+  HWY_ALIGN T sum_xb[kPanel<T>];                   // and of their product
   HWY_ALIGN T c[kPanel<T>];
   HWY_ALIGN T unsolved[kPanel<T>];  // x . residual of y
 };
@@ -58,8 +59,9 @@ void find_t(Block<T>& block, const GradientLanes<T>* lanes) {
   const int64_t dim = block.problem.dim, value_dim = block.problem.value_dim;
   for (int i = 0; i < block.count; ++i) {
     Panel<T>& panel = block.panels[i];
-    for (T* array : {panel.omega, panel.omega_squares, panel.row_sum}) std::fill_n(array, kPanel<T>, T{0});
-    std::copy_n(lanes[i].tau, kPanel<T>, panel.center);
+    clear_statistics(panel);
+    std::fill_n(panel.row_sum, kPanel<T>, T{0});
+    panel.center = lanes[i].tau;
     clear(panel.rhs, dim);
     block.count_products(panel, 2 * dim + value_dim);
   }
@@ -69,13 +71,13 @@ void find_t(Block<T>& block, const GradientLanes<T>* lanes) {
     T* const weights = panel.weights ? panel.weights + (lo - panel.base()) * kPanel<T> : block.memory.tiles[1];
     T* const u = block.memory.tiles[0];
     logits_tile(panel, head.k.grouped, dim, lo, hi, weights);
-    logits_to_weights<true>(panel, weights, lo, hi);
-    centered_tile<Precision::automatic>(panel, head.v.grouped, value_dim, lo, hi, panel.value, weights,
-                                        block.memory.tiles[3], u);
+    logits_to_weights<true>(panel, weights, lo, hi, head.key_squares);
+    centered_tile(panel, head.v.grouped, value_dim, lo, hi, panel.value, weights, block.memory.tiles[3], u);
     natural_product(head.k.natural + lo * dim, dim, dim, u, hi - lo, panel.rhs);
   });
   for (int i = 0; i < block.count; ++i) {
     Panel<T>& panel = block.panels[i];
+    finish_statistics(panel, dim);
     center_and_divide<false>(panel, panel.rhs, panel.mean_k, dim);
     for (int64_t l = 0; l < kPanel<T>; ++l) {
       if (!panel.bad[l]) continue;
@@ -89,13 +91,13 @@ template <class T>
 HWY_INLINE void b_tile(const Block<T>& block, const Panel<T>& panel, const GradientLanes<T>& g, int64_t lo, int64_t hi,
                        T* b) {
   T* const scratch = block.memory.tiles[3];
-  centered_product(block.head.v.grouped, block.problem.value_dim, lo, hi, panel.value, LaneCenters<T>{g.tau}, scratch,
+  centered_product(block.head.v.grouped, block.problem.value_dim, lo, hi, panel.value, g.tau, scratch,
                    [&](int64_t j, Vec<T> v0, Vec<T> v1) HWY_ATTR {
                      store(v0, b + j * kPanel<T>);
                      store(v1, b + j * kPanel<T> + kLanes<T>);
                    });
   if (block.problem.given_x()) return;
-  centered_product(block.head.k.grouped, block.problem.dim, lo, hi, panel.solution, LaneCenters<T>{g.center_y}, scratch,
+  centered_product(block.head.k.grouped, block.problem.dim, lo, hi, panel.solution, g.y, scratch,
                    [&](int64_t j, Vec<T> f0, Vec<T> f1) HWY_ATTR {
                      T* const to = b + j * kPanel<T>;
                      store(hn::Sub(load(to), f0), to);
@@ -103,15 +105,15 @@ HWY_INLINE void b_tile(const Block<T>& block, const Panel<T>& panel, const Gradi
                    });
 }
 
-// image = sum of dS k (dS without the scale), and the exact c: the sum over dS that an inexact c leaves is taken off
-// again.
+// image = sum of dS k (dS without the scale); c comes in as an estimate, whose error the row sums take off again, and
+// goes out as the sum it stands for.
 template <class T>
 void find_dq(Block<T>& block, GradientLanes<T>* lanes) {
   const core::Problem& p = block.problem;
   const int64_t dim = p.dim;
   for (int i = 0; i < block.count; ++i) {
     Panel<T>& panel = block.panels[i];
-    for (T* sums : {panel.row_sum, lanes[i].sum_x, lanes[i].sum_b}) std::fill_n(sums, kPanel<T>, T{0});
+    for (T* sums : {panel.row_sum, lanes[i].sum_x, lanes[i].sum_b, lanes[i].sum_xb}) std::fill_n(sums, kPanel<T>, T{0});
     clear(panel.image, dim);
     block.count_products(panel, p.value_dim + (p.given_x() ? 2 : 3) * dim + (panel.weights ? 0 : dim));
   }
@@ -124,10 +126,10 @@ void find_dq(Block<T>& block, GradientLanes<T>* lanes) {
     GradientLanes<T>& g = lanes[i];
     b_tile(block, panel, g, lo, hi, b);
     struct Sums {
-      Vec<T> u, x, b;
+      Vec<T> u, x, b, xb;
     };
     const auto start = [&](int64_t at) HWY_ATTR {
-      return Sums{load(panel.row_sum + at), load(g.sum_x + at), load(g.sum_b + at)};
+      return Sums{load(panel.row_sum + at), load(g.sum_x + at), load(g.sum_b + at), load(g.sum_xb + at)};
     };
     Sums sums0 = start(0), sums1 = start(kLanes<T>);
     const auto epilogue = [&](int64_t j, Vec<T> e0, Vec<T> e1) HWY_ATTR {
@@ -135,17 +137,19 @@ void find_dq(Block<T>& block, GradientLanes<T>* lanes) {
         const int64_t at = j * kPanel<T> + lane;
         const auto w = load(weights + at), bj = load(b + at);
         const auto uj = hn::Mul(w, hn::MulSub(hn::Add(e, splat(T{1})), bj, load(g.c + lane)));
-        sums = {hn::Add(sums.u, uj), hn::MulAdd(w, e, sums.x), hn::MulAdd(w, bj, sums.b)};
+        const auto we = hn::Mul(w, e);
+        sums = {hn::Add(sums.u, uj), hn::Add(sums.x, we), hn::MulAdd(w, bj, sums.b), hn::MulAdd(we, bj, sums.xb)};
         store(uj, u + at);
       };
       finish(e0, 0, sums0);
       finish(e1, kLanes<T>, sums1);
     };
-    centered_product(k.grouped, dim, lo, hi, panel.x, LaneCenters<T>{g.center_x}, block.memory.tiles[3], epilogue);
+    centered_product(k.grouped, dim, lo, hi, panel.x, g.x, block.memory.tiles[3], epilogue);
     const auto end = [&](const Sums& sums, int64_t at) HWY_ATTR {
       store(sums.u, panel.row_sum + at);
       store(sums.x, g.sum_x + at);
       store(sums.b, g.sum_b + at);
+      store(sums.xb, g.sum_xb + at);
     };
     end(sums0, 0);
     end(sums1, kLanes<T>);
@@ -159,8 +163,7 @@ void find_dq(Block<T>& block, GradientLanes<T>* lanes) {
       GradientLanes<T>& g = lanes[i];
       g.sum_x[l] /= panel.omega[l];
       g.sum_b[l] /= panel.omega[l];
-      // sum of p (a - sum_x) (b - sum_b), given sum of p a b
-      g.c[l] += panel.row_sum[l] / panel.omega[l] - g.sum_b[l] * (1 + g.sum_x[l]);
+      g.c[l] = g.sum_xb[l] / panel.omega[l] - g.sum_x[l] * g.sum_b[l];  // sum of p (1 + E) b, both centered as computed
     }
   }
 }
@@ -170,7 +173,7 @@ void find_dq(Block<T>& block, GradientLanes<T>* lanes) {
 // rounding; c = ridge x.y + x.residual gives the sum without those directions.
 template <class T>
 void write_ridge_gradient(const Panel<T>& panel, const GradientLanes<T>& lanes, const core::BackwardCall& call,
-                          const RowPlace& at, int64_t lane, T variance, double* ridge_rows) {
+                          const RowPlace& at, int64_t lane, double* ridge_rows) {
   const core::Problem& p = call.problem;
   T row[kMaxChannels];
   double sum = 0;
@@ -181,7 +184,7 @@ void write_ridge_gradient(const Panel<T>& panel, const GradientLanes<T>& lanes, 
   }
   if (p.ridge == core::RidgeShape::dimension) return write_row(call.dridge, row_offset(call.dridge, at), p.dim, row);
   const T ridge = panel.ridge[lane];
-  if (!panel.bad[lane] && panel.omega[lane] > 0 && ridge > 0 && ridge < variance) {
+  if (!panel.bad[lane] && panel.omega[lane] > 0 && ridge > 0 && ridge < panel.variance[lane]) {
     sum = (static_cast<double>(lanes.unsolved[lane]) - static_cast<double>(lanes.c[lane])) / static_cast<double>(ridge);
   }
   if (ridge_rows) {
@@ -220,7 +223,7 @@ void write_rows(const Panel<T>& panel, const GradientLanes<T>& lanes, const core
       for (int64_t c = 0; c < p.dim; ++c) row[c] = bad ? nan : panel.rhs[c * kPanel<T> + l];
       write_row(call.dx, row_offset(call.dx, at), p.dim, row);
     }
-    if (call.dridge) write_ridge_gradient(panel, lanes, call, at, l, *head.variance, ridge_rows);
+    if (call.dridge) write_ridge_gradient(panel, lanes, call, at, l, ridge_rows);
     // Pass B sums natural rows of q with the scale, grouped rows are logits; y is subtracted there.
     put({queries.q.natural, nullptr}, r, panel.q, l, p.dim, used ? static_cast<T>(0.69314718055994530942) : T{0});
     put({nullptr, queries.q.grouped}, r, panel.q, l, p.dim, used ? T{1} : T{0});
@@ -230,10 +233,14 @@ void write_rows(const Panel<T>& panel, const GradientLanes<T>& lanes, const core
     put(queries.grad, r, panel.value, l, p.value_dim, used ? T{1} : T{0});
     queries.max[r] = panel.max[l];
     queries.inverse_omega[r] = used ? 1 / panel.omega[l] : T{0};
-    queries.center_x[r] = used ? lanes.center_x[l] : T{0};
+    const auto put_center = [&](const CenterRows<T>& to, const LaneCenters<T>& from) {
+      to.native[r] = used ? from.native[l] : T{0};
+      to.wide[r] = used && from.precise[l] != 0 ? from.wide[l] : 0.0;
+    };
+    put_center(queries.tau, lanes.tau);
+    put_center(queries.center_x, lanes.x);
+    put_center(queries.center_y, lanes.y);
     queries.shift_x[r] = used ? lanes.sum_x[l] : T{0};
-    queries.tau[r] = used ? lanes.tau[l] : T{0};
-    queries.center_y[r] = used ? lanes.center_y[l] : T{0};
     queries.shift_b[r] = used ? lanes.sum_b[l] : T{0};
     queries.c[r] = used ? lanes.c[l] : T{0};
     queries.bad[r] = bad;
@@ -258,7 +265,7 @@ void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, co
     read_lanes(panel, p, head, call.grad_o, p.value_dim, infinity_bits<T>(), panel.value);
     read_saved(panel, p, head, static_cast<const T*>(call.saved));
     if (!p.given_x()) read_ridge(panel, p, head, call.ridge);
-    lane_dots(panel.value, panel.mean_v, p.value_dim, lanes[block.count].tau);
+    lanes[block.count].tau.set(panel.value, panel.mean_v, p.value_dim);
     ++block.count;
   }
   find_t(block, lanes);
@@ -267,7 +274,7 @@ void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, co
     Panel<T>& panel = block.panels[i];
     GradientLanes<T>& g = lanes[i];
     HWY_ALIGN T weighted[kPanel<T>];
-    lane_dots(panel.x, panel.mean_k, p.dim, g.center_x);
+    g.x.set(panel.x, panel.mean_k, p.dim);
     if (p.given_x()) {
       clear(panel.solution, p.dim);
       lane_dots(panel.x, panel.rhs, p.dim, g.c);
@@ -280,7 +287,7 @@ void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, co
         g.c[l] = weighted[l] + g.unsolved[l];
       }
     }
-    lane_dots(panel.solution, panel.mean_k, p.dim, g.center_y);
+    g.y.set(panel.solution, panel.mean_k, p.dim);
   }
   find_dq(block, lanes);
   for (int i = 0; i < block.count; ++i) {

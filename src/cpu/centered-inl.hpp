@@ -20,43 +20,75 @@ HWY_BEFORE_NAMESPACE();
 namespace lla::cpu {
 namespace HWY_NAMESPACE {
 
-enum class Precision { native, f64, automatic /* f64 where a center is large */ };
-
 // From this |center| on double pays: below, the error of the difference is about 1e-6 at most.
 constexpr float kPreciseFrom = 16;
 
-// Conjugate gradients take their products in double where the mean key is long against the keys' spread and the
+// Conjugate gradients take a row's products in double where its mean key is long against its keys' spread and the
 // tolerance asks for more than float can give then.
 template <class T>
 bool precise_iterations(T mean_squares, T variance, int64_t dim, double tolerance) {
   return sizeof(T) == 4 && tolerance < 1e-4 && mean_squares > 4 * variance * static_cast<T>(dim);
 }
 
-template <class T>
-bool any_large(const T* centers, int64_t count) {
-  return std::any_of(centers, centers + count, [](T c) { return std::abs(c) > kPreciseFrom; });
-}
-
-// One center a lane.
+// Each lane's center u . mean, in the order of the products themselves: where the mean is a key the difference is
+// exactly 0. Lanes decide for themselves what is precise, so no row's result depends on its neighbours in the panel.
 template <class T>
 struct LaneCenters {
-  const T* centers;
+  HWY_ALIGN T native[kPanel<T>];
+  HWY_ALIGN double wide[kPanel<T>];
+  HWY_ALIGN T precise[kPanel<T>];  // 1 for lanes whose products are taken in double, else 0
 
-  HWY_INLINE Vec<T> at(int64_t, int64_t lane) const { return load(centers + lane); }
-  HWY_INLINE Vec<double> wide(int64_t, int64_t lane) const {
-    return hn::PromoteTo(Tag<double>(), hn::LoadU(hn::Rebind<float, Tag<double>>(), centers + lane));
+  void set(const T* u, const T* mean, int64_t channels) {
+    lane_dots(u, mean, channels, native);
+    for (int64_t l = 0; l < kPanel<T>; ++l)
+      precise[l] = sizeof(T) == 4 && std::abs(native[l]) > kPreciseFrom ? T{1} : T{0};
+    set_wide(u, mean, channels);
   }
-  bool large(int64_t) const { return any_large(centers, kPanel<T>); }
+  void set(const T* u, const T* mean, int64_t channels, const T* precise_lanes) {
+    lane_dots(u, mean, channels, native);
+    std::copy_n(precise_lanes, kPanel<T>, precise);
+    set_wide(u, mean, channels);
+  }
+  bool any_precise(int64_t) const {
+    return std::any_of(precise, precise + kPanel<T>, [](T x) { return x != 0; });
+  }
+
+  HWY_INLINE Vec<T> at(int64_t, int64_t lane) const { return load(native + lane); }
+  HWY_INLINE Vec<double> wide_at(int64_t, int64_t lane) const { return load(wide + lane); }
+  HWY_INLINE auto precise_at(int64_t, int64_t lane) const { return hn::Gt(load(precise + lane), hn::Zero(Tag<T>())); }
+
+ private:
+  void set_wide(const T* u, const T* mean, int64_t channels) {
+    if (!any_precise(0)) return;
+    if constexpr (sizeof(T) == 4) {
+      const Tag<double> d;
+      const hn::Rebind<float, Tag<double>> df;
+      for (int64_t at = 0; at < kPanel<T>; at += kLanes<double>) {
+        auto sum = hn::Zero(d);
+        for (int64_t c = 0; c < channels; ++c) {
+          const int64_t e = c * kPanel<T> + at;
+          sum = hn::MulAdd(hn::PromoteTo(d, hn::LoadU(df, u + e)), hn::PromoteTo(d, hn::LoadU(df, mean + e)), sum);
+        }
+        store(sum, wide + at);
+      }
+    }
+  }
 };
 
 // One center a row, from the first row of the tile on, as in pass B of the backward.
 template <class T>
 struct RowCenters {
-  const T* centers;
+  const T* native;
+  const double* wide;
 
-  HWY_INLINE Vec<T> at(int64_t row, int64_t) const { return splat(centers[row]); }
-  HWY_INLINE Vec<double> wide(int64_t row, int64_t) const { return splat(static_cast<double>(centers[row])); }
-  bool large(int64_t rows) const { return any_large(centers, rows); }
+  bool any_precise(int64_t rows) const {
+    return sizeof(T) == 4 && std::any_of(native, native + rows, [](T c) { return std::abs(c) > kPreciseFrom; });
+  }
+  HWY_INLINE Vec<T> at(int64_t row, int64_t) const { return splat(native[row]); }
+  HWY_INLINE Vec<double> wide_at(int64_t row, int64_t) const { return splat(wide[row]); }
+  HWY_INLINE auto precise_at(int64_t row, int64_t) const {
+    return hn::Gt(hn::Abs(splat(native[row])), splat(static_cast<T>(kPreciseFrom)));
+  }
 };
 
 // to[j] = grouped row j . vector - center, for rows [lo, hi) and on to the end of a register block of grouped_product:
@@ -86,7 +118,7 @@ HWY_NOINLINE void precise_tile(const float* grouped, int64_t channels, int64_t l
     for (int i = 0; i < kHalf; ++i) {
       for (int v = 0; v < kWide; ++v) {
         const int64_t at = (j - lo + i) * kPanel<float> + v * kLanes<double>;
-        hn::StoreU(hn::DemoteTo(df, hn::Sub(sums[i][v], centers.wide(j - lo + i, v * kLanes<double>))), df, to + at);
+        hn::StoreU(hn::DemoteTo(df, hn::Sub(sums[i][v], centers.wide_at(j - lo + i, v * kLanes<double>))), df, to + at);
       }
     }
   }
@@ -94,15 +126,19 @@ HWY_NOINLINE void precise_tile(const float* grouped, int64_t channels, int64_t l
 
 // epilogue(j - lo, two vectors of grouped row j . vector - center) for rows [lo, hi). `scratch` is a tile for values
 // taken in double.
-template <Precision kPrecision = Precision::automatic, class T, class Centers, class Epilogue>
+template <class T, class Centers, class Epilogue>
 HWY_INLINE void centered_product(const T* grouped, int64_t channels, int64_t lo, int64_t hi, const T* vector,
                                  const Centers& centers, T* scratch, const Epilogue& epilogue) {
-  if constexpr (sizeof(T) == 4 && kPrecision != Precision::native) {
-    if (kPrecision == Precision::f64 || centers.large(hi - lo)) {
+  if constexpr (sizeof(T) == 4) {
+    if (centers.any_precise(hi - lo)) {
       precise_tile(grouped, channels, lo, hi, vector, centers, scratch);
-      for (int64_t j = 0; j < round_up(hi - lo, kRows); ++j) {
-        epilogue(j, load(scratch + j * kPanel<T>), load(scratch + j * kPanel<T> + kLanes<T>));
-      }
+      grouped_product(grouped, channels, lo, hi, vector, [&](int64_t j, Vec<T> e0, Vec<T> e1) HWY_ATTR {
+        const auto choose = [&](Vec<T> e, int64_t lane) HWY_ATTR {
+          const auto precise = load(scratch + j * kPanel<T> + lane);
+          return hn::IfThenElse(centers.precise_at(j, lane), precise, hn::Sub(e, centers.at(j, lane)));
+        };
+        epilogue(j, choose(e0, 0), choose(e1, kLanes<T>));
+      });
       return;
     }
   }

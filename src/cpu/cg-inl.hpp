@@ -11,7 +11,6 @@
 #define LLA_CPU_CG_INL_HPP
 #endif
 
-#include "cpu/centered-inl.hpp"
 #include "cpu/cost.hpp"
 #include "cpu/panel-inl.hpp"
 #include "cpu/work.hpp"
@@ -31,7 +30,7 @@ struct CgLanes {
   HWY_ALIGN T curvature[kPanel<T>];  // largest direction . image / pmp seen
   HWY_ALIGN T smallest_ridge[kPanel<T>];
   Lane lane[kPanel<T>];
-  bool precise;  // products with the direction are taken in double
+  HWY_ALIGN T precise[kPanel<T>];  // 1 where products with the direction are taken in double, else 0
 };
 
 // A block of rows that share their walks over the keys.
@@ -75,7 +74,7 @@ HWY_INLINE void walk(Block<T>& block, const bool* running, const Visit& visit) {
 }
 
 // u[j] = w[j] (k_j . vector - center) for the keys [lo, hi); panel.row_sum += its sums.
-template <Precision kPrecision, class T>
+template <class T>
 HWY_INLINE void centered_tile(Panel<T>& panel, const T* keys_grouped, int64_t dim, int64_t lo, int64_t hi,
                               const T* vector, const T* weights, T* scratch, T* u) {
   auto sum0 = hn::Zero(Tag<T>()), sum1 = hn::Zero(Tag<T>());
@@ -88,7 +87,7 @@ HWY_INLINE void centered_tile(Panel<T>& panel, const T* keys_grouped, int64_t di
     store(u0, u + at);
     store(u1, u + at + kLanes<T>);
   };
-  centered_product<kPrecision>(keys_grouped, dim, lo, hi, vector, LaneCenters<T>{panel.center}, scratch, epilogue);
+  centered_product(keys_grouped, dim, lo, hi, vector, panel.center, scratch, epilogue);
   store(hn::Add(load(panel.row_sum), sum0), panel.row_sum);
   store(hn::Add(load(panel.row_sum + kLanes<T>), sum1), panel.row_sum + kLanes<T>);
 }
@@ -100,7 +99,7 @@ void apply_covariance(Block<T>& block, const bool* running) {
   for (int i = 0; i < block.count; ++i) {
     if (!running[i]) continue;
     Panel<T>& panel = block.panels[i];
-    lane_dots(panel.direction, panel.mean_k, dim, panel.center);
+    panel.center.set(panel.direction, panel.mean_k, dim, block.cg[i].precise);
     clear(panel.image, dim);
     std::fill_n(panel.row_sum, kPanel<T>, T{0});
     block.count_products(panel, (panel.weights ? 2 : 3) * dim);
@@ -110,12 +109,7 @@ void apply_covariance(Block<T>& block, const bool* running) {
     const PackedRows<T>& k = block.head.k;
     const T* weights = weights_tile(panel, k.grouped, dim, lo, hi, block.memory.tiles[1]);
     T* const u = block.memory.tiles[0];
-    T* const scratch = block.memory.tiles[3];
-    if (block.cg[i].precise) {
-      centered_tile<Precision::f64>(panel, k.grouped, dim, lo, hi, panel.direction, weights, scratch, u);
-    } else {
-      centered_tile<Precision::native>(panel, k.grouped, dim, lo, hi, panel.direction, weights, scratch, u);
-    }
+    centered_tile(panel, k.grouped, dim, lo, hi, panel.direction, weights, block.memory.tiles[3], u);
     natural_product(k.natural + lo * dim, dim, dim, u, hi - lo, panel.image);
   });
   for (int i = 0; i < block.count; ++i) {
@@ -129,8 +123,8 @@ template <class T>
 void start_cg(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
   const int64_t dim = block.problem.dim;
   const auto zero = hn::Zero(Tag<T>()), one = splat(T{1}), infinity = splat(std::numeric_limits<T>::infinity());
-  const auto variance = splat(*block.head.variance);
   for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
+    const auto variance = load(panel.variance + at);
     auto smallest = infinity, rz = zero, rr = zero, mean_squares = zero;
     for (int64_t e = at; e < dim * kPanel<T>; e += kPanel<T>) {
       const auto ridge = load(panel.ridge + e);
@@ -157,12 +151,10 @@ void start_cg(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
     store(rr, s.rr_start + at);
     store(mean_squares, s.curvature + at);
   }
-  s.precise = false;
   for (int64_t l = 0; l < kPanel<T>; ++l) {
-    s.precise |=
-        l < panel.rows && precise_iterations(s.curvature[l], *block.head.variance, dim, block.problem.tolerance);
+    s.precise[l] = precise_iterations(s.curvature[l], panel.variance[l], dim, block.problem.tolerance) ? T{1} : T{0};
     // Rounding of the mean key alone gives u . A u up to (eps |u| |mean|)^2: less than that is no curvature.
-    const T scale = s.smallest_ridge[l] + *block.head.variance;
+    const T scale = s.smallest_ridge[l] + panel.variance[l];
     s.curvature[l] =
         scale > 0 && std::isfinite(scale) ? std::numeric_limits<T>::epsilon() * s.curvature[l] / scale : T{0};
     s.lane[l] = l < panel.rows && !panel.bad[l] && s.rr_start[l] > 0 ? kRunning : kDone;
@@ -247,7 +239,7 @@ bool hand_over_ill_conditioned(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) 
   bool any = false;
   for (int64_t l = 0; l < kPanel<T>; ++l) {
     if (s.lane[l] == kDone && panel.iterations[l] == 0) continue;  // had nothing to solve
-    const T curvature = s.curvature[l] * (s.smallest_ridge[l] + *block.head.variance);
+    const T curvature = s.curvature[l] * (s.smallest_ridge[l] + panel.variance[l]);
     const T effective_keys = panel.omega[l] * panel.omega[l] / panel.omega_squares[l];
     if (too_ill_conditioned(s.smallest_ridge[l], curvature, effective_keys, block.problem.dim)) s.lane[l] = kUnfinished;
     s.active[l] = s.lane[l] == kRunning ? T{1} : T{0};

@@ -20,6 +20,7 @@ void find_max(Block<T>& block) {
   const int64_t dim = block.problem.dim;
   for (int i = 0; i < block.count; ++i) {
     std::fill_n(block.panels[i].max, kPanel<T>, -std::numeric_limits<T>::infinity());
+    std::fill_n(block.panels[i].top, kPanel<T>, int64_t{-1});
     block.count_products(block.panels[i], dim);
   }
   walk(block, nullptr, [&](int i, int64_t lo, int64_t hi) HWY_ATTR {
@@ -29,17 +30,27 @@ void find_max(Block<T>& block) {
     update_max(panel, logits, lo, hi);
   });
   for (int i = 0; i < block.count; ++i) {
-    for (T& max : block.panels[i].max) max = std::isfinite(max) ? std::ceil(max) : T{0};
+    Panel<T>& panel = block.panels[i];
+    std::copy_n(panel.max, kPanel<T>, panel.top_weight);
+    for (T& max : panel.max) max = std::isfinite(max) ? std::ceil(max) : T{0};
+    for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
+      store(exp2_lanes(hn::Sub(load(panel.top_weight + at), load(panel.max + at))), panel.top_weight + at);
+    }
   }
 }
 
 // omega, mean key and mean value; with a cache, its logits become weights.
+//
+// The means are taken relative to the key with the largest weight, k* + (1/omega) sum of w (k - k*): where it has
+// nearly all the weight, the mean is k* as exactly as the type allows (with w k / w it would be off by roundings that
+// everything centered magnifies), and a single key's mean is that key.
 template <class T>
 void find_means(Block<T>& block) {
   const int64_t dim = block.problem.dim, value_dim = block.problem.value_dim;
+  const PackedHead<T>& head = block.head;
   for (int i = 0; i < block.count; ++i) {
     Panel<T>& panel = block.panels[i];
-    for (T* lanes : {panel.omega, panel.omega_squares, panel.row_sum}) std::fill_n(lanes, kPanel<T>, T{0});
+    clear_statistics(panel);
     clear(panel.mean_k, dim);
     clear(panel.mean_v, value_dim);
     block.count_products(panel, (panel.weights ? 1 : 2) * dim + value_dim);
@@ -47,16 +58,31 @@ void find_means(Block<T>& block) {
   walk(block, nullptr, [&](int i, int64_t lo, int64_t hi) HWY_ATTR {
     Panel<T>& panel = block.panels[i];
     T* weights = panel.weights ? panel.weights + (lo - panel.base()) * kPanel<T> : block.memory.tiles[1];
-    if (!panel.weights) logits_tile(panel, block.head.k.grouped, dim, lo, hi, weights);
-    logits_to_weights<true>(panel, weights, lo, hi);
-    natural_product(block.head.k.natural + lo * dim, dim, dim, weights, hi - lo, panel.mean_k);
-    natural_product(block.head.v.natural + lo * value_dim, value_dim, value_dim, weights, hi - lo, panel.mean_v);
+    if (!panel.weights) logits_tile(panel, head.k.grouped, dim, lo, hi, weights);
+    for_top_keys(panel, lo, hi, [&](int64_t, int64_t e) { weights[e] = std::numeric_limits<T>::lowest() / 2; });
+    logits_to_weights<true>(panel, weights, lo, hi, head.key_squares);
+    natural_product(head.k.natural + lo * dim, dim, dim, weights, hi - lo, panel.mean_k);
+    natural_product(head.v.natural + lo * value_dim, value_dim, value_dim, weights, hi - lo, panel.mean_v);
+    for_top_keys(panel, lo, hi, [&](int64_t l, int64_t e) { weights[e] = panel.top_weight[l]; });
   });
   for (int i = 0; i < block.count; ++i) {
     Panel<T>& panel = block.panels[i];
-    center_and_divide<false>(panel, panel.mean_k, panel.mean_k, dim);
-    center_and_divide<false>(panel, panel.mean_v, panel.mean_v, value_dim);
-    set_single_key_means(panel, block.problem, block.head);
+    T *const top_k = panel.direction, *const top_v = panel.value;  // not in use yet
+    clear(top_k, dim);
+    clear(top_v, value_dim);
+    std::copy_n(panel.omega, kPanel<T>, panel.row_sum);
+    for (int64_t l = 0; l < kPanel<T>; ++l) {
+      if (panel.top[l] < 0) continue;
+      const T w = panel.top_weight[l];
+      panel.omega[l] += w;
+      panel.omega_squares[l] += w * w;
+      panel.variance[l] += w * head.key_squares[panel.top[l]];
+      put_lane(top_k, l, dim, head.k.natural + panel.top[l] * dim);
+      put_lane(top_v, l, value_dim, head.v.natural + panel.top[l] * value_dim);
+    }
+    center_and_divide<true>(panel, panel.mean_k, top_k, dim);
+    center_and_divide<true>(panel, panel.mean_v, top_v, value_dim);
+    finish_statistics(panel, dim);
   }
 }
 
@@ -66,7 +92,7 @@ void find_output(Block<T>& block) {
   const int64_t dim = block.problem.dim, value_dim = block.problem.value_dim;
   for (int i = 0; i < block.count; ++i) {
     Panel<T>& panel = block.panels[i];
-    lane_dots(panel.solution, panel.mean_k, dim, panel.center);
+    panel.center.set(panel.solution, panel.mean_k, dim);
     std::fill_n(panel.row_sum, kPanel<T>, T{0});
     clear(panel.value, value_dim);
     block.count_products(panel, (panel.weights ? 1 : 2) * dim + value_dim);
@@ -75,8 +101,7 @@ void find_output(Block<T>& block) {
     Panel<T>& panel = block.panels[i];
     const T* weights = weights_tile(panel, block.head.k.grouped, dim, lo, hi, block.memory.tiles[1]);
     T* const u = block.memory.tiles[0];
-    centered_tile<Precision::automatic>(panel, block.head.k.grouped, dim, lo, hi, panel.solution, weights,
-                                        block.memory.tiles[3], u);
+    centered_tile(panel, block.head.k.grouped, dim, lo, hi, panel.solution, weights, block.memory.tiles[3], u);
     natural_product(block.head.v.natural + lo * value_dim, value_dim, value_dim, u, hi - lo, panel.value);
   });
   for (int i = 0; i < block.count; ++i) {

@@ -86,6 +86,17 @@ HWY_NOINLINE void natural_product(const T* natural, int64_t lda, int64_t channel
   add_last_block<kRows - 1>(channels - i, natural + i, lda, b, rows, c + i * kPanel<T>);
 }
 
+// sums[l] = sum over channels of a[c][l] b[c][l].
+template <class T>
+void lane_dots(const T* a, const T* b, int64_t channels, T* sums) {
+  for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
+    auto sum = hn::Zero(Tag<T>());
+    for (int64_t c = 0; c < channels; ++c)
+      sum = hn::MulAdd(load(a + c * kPanel<T> + at), load(b + c * kPanel<T> + at), sum);
+    store(sum, sums + at);
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace lla::cpu
 HWY_AFTER_NAMESPACE();

@@ -87,18 +87,6 @@ void mark_bad_keys(Panel<T>& panel, const PackedHead<T>& head) {
   }
 }
 
-// The means of a single key are the key and its value, exactly (w v / w need not be): then o = v and every gradient but
-// dv is 0.
-template <class T>
-void set_single_key_means(Panel<T>& panel, const core::Problem& p, const PackedHead<T>& head) {
-  for (int64_t l = 0; l < panel.rows; ++l) {
-    const int64_t key = panel.lane_begin[l];
-    if (panel.lane_end[l] - key != 1) continue;
-    put_lane(panel.mean_k, l, p.dim, head.k.natural + key * p.dim);
-    put_lane(panel.mean_v, l, p.value_dim, head.v.natural + key * p.value_dim);
-  }
-}
-
 template <class T>
 void write_info(const Panel<T>& panel, const core::Problem& p, const PackedHead<T>& head,
                 const core::RowOutputs& info) {

@@ -21,14 +21,23 @@ struct Schedule {
 
 Schedule make_schedule(const core::Problem& p, const core::Plan& plan);
 
+// What each row's products are centered by (centered-inl.hpp): in the problem's arithmetic, and in double where it
+// counts.
+template <class T>
+struct CenterRows {
+  T* native;
+  double* wide;
+};
+
 // The rows of the queries' side that pass B of the backward walks over, packed by pass A.
 template <class T>
 struct PackedQueries {
   PackedRows<T> q, x, y, grad;
   // One a row. E = (x.k - center_x) - shift_x and b = (G.v - tau) - (y.k - center_y) - shift_b, with shifts that make
-  // the weighted sums of both vanish as computed: where one key has nearly all the weight its own E and b are their
+  // the weighted sums of both vanish as computed: where one key has nearly all the weight, its own E and b are their
   // last digits.
-  T *max, *inverse_omega, *center_x, *shift_x, *tau, *center_y, *shift_b, *c;
+  T *max, *inverse_omega, *shift_x, *shift_b, *c;
+  CenterRows<T> tau, center_x, center_y;
   uint8_t* bad;
   std::atomic<int64_t>* bad_count;
 
@@ -39,7 +48,8 @@ struct PackedQueries {
     for (int64_t r = first; r < last; ++r) {
       for (const PackedRows<T>* rows : {&q, &x, &y}) rows->put_zero(r, p.dim);
       grad.put_zero(r, p.value_dim);
-      for (T* array : {max, inverse_omega, center_x, shift_x, tau, center_y, shift_b, c}) array[r] = 0;
+      for (T* array : {max, inverse_omega, shift_x, shift_b, c}) array[r] = 0;
+      for (const CenterRows<T>* centers : {&tau, &center_x, &center_y}) centers->native[r] = centers->wide[r] = 0;
     }
   }
 
@@ -50,8 +60,11 @@ struct PackedQueries {
     take_rows(arena, rows, p.dim, true, true, x);
     take_rows(arena, rows, p.dim, solves, solves, y);
     take_rows(arena, rows, p.value_dim, true, true, grad);
-    for (T** array : {&max, &inverse_omega, &center_x, &shift_x, &tau, &center_y, &shift_b, &c})
-      *array = arena.take<T>(padded);
+    for (T** array : {&max, &inverse_omega, &shift_x, &shift_b, &c}) *array = arena.take<T>(padded);
+    for (CenterRows<T>* centers : {&tau, &center_x, &center_y}) {
+      centers->native = arena.take<T>(padded);
+      centers->wide = arena.take<double>(padded);
+    }
     bad = arena.take<uint8_t>(padded);
     bad_count = arena.take<std::atomic<int64_t>>(1);
   }
@@ -78,7 +91,7 @@ struct Layout {
       take_rows(arena, p.seqlen_k, p.value_dim, true, backward, head.v);
       head.bad = arena.take<uint8_t>(round_up(p.seqlen_k, kGroup));
       head.bad_count = arena.take<std::atomic<int64_t>>(1);
-      head.variance = arena.take<T>(1);
+      head.key_squares = arena.take<T>(round_up(p.seqlen_k, kGroup));
       if (base) new (heads + i) PackedHead<T>(head);
       if (backward) {
         PackedQueries<T> rows{};

@@ -58,7 +58,7 @@ struct PackedHead {
   PackedRows<T> k, v;
   uint8_t* bad;  // one flag a key
   std::atomic<int64_t>* bad_count;
-  T* variance;  // of a key's channel, from the first keys seen: the scale the diagonal preconditioner adds to the ridge
+  T* key_squares;  // |k|^2
 
   bool any_bad(int64_t begin, int64_t end) const { return any_flag(bad, bad_count, begin, end); }
 };

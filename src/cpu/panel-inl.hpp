@@ -10,7 +10,7 @@
 #include <cmath>
 #include <limits>
 
-#include "cpu/gemm-inl.hpp"
+#include "cpu/centered-inl.hpp"
 #include "cpu/memory.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -31,8 +31,11 @@ struct Panel : PanelMemory<T> {
   int32_t status[kWidth], iterations[kWidth];
   HWY_ALIGN T relative_residual[kWidth];
   HWY_ALIGN T max[kWidth], omega[kWidth], omega_squares[kWidth];
-  HWY_ALIGN T center[kWidth];   // direction . mean key of the pass at hand
-  HWY_ALIGN T row_sum[kWidth];  // of the pass's coefficients
+  int64_t top[kWidth];             // forward: the key of the largest logit, -1 without one
+  HWY_ALIGN T top_weight[kWidth];  // and its weight
+  HWY_ALIGN T variance[kWidth];    // of a channel of the keys, under the weights
+  LaneCenters<T> center;           // of the pass at hand
+  HWY_ALIGN T row_sum[kWidth];     // of the pass's coefficients
 
   bool empty(int64_t lane) const { return lane_begin[lane] == lane_end[lane]; }
   // A row that sees no key is 0 whatever else it holds.
@@ -114,29 +117,45 @@ struct TileMask {
   }
 };
 
-// panel.max = the largest visible logit of the tile and of those before.
+// panel.max = the largest visible logit of the tile and of those before, panel.top the key it belongs to.
 template <class T>
 void update_max(Panel<T>& panel, const T* logits, int64_t lo, int64_t hi) {
   const TileMask<T> mask(panel, lo, hi);
+  HWY_ALIGN T found[kPanel<T>];
   for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
-    auto largest = load(panel.max + at);
+    auto largest = load(panel.max + at), where = splat(T{-1});
     for (int64_t j = 0; j < hi - lo; ++j) {
       const auto s = load(logits + j * kPanel<T> + at);
-      const auto candidate = hn::Max(largest, s);
-      largest = mask.needed ? hn::IfThenElse(mask.lanes(j, at), candidate, largest) : candidate;
+      auto larger = hn::Gt(s, largest);
+      if (mask.needed) larger = hn::And(larger, mask.lanes(j, at));
+      largest = hn::IfThenElse(larger, s, largest);
+      where = hn::IfThenElse(larger, splat(static_cast<T>(j)), where);
     }
     store(largest, panel.max + at);
+    store(where, found + at);
+  }
+  for (int64_t l = 0; l < kPanel<T>; ++l) {
+    if (found[l] >= 0) panel.top[l] = lo + static_cast<int64_t>(found[l]);
+  }
+}
+
+// Calls visit(lane, element of a tile of keys [lo, hi)) for each lane whose top key is among them.
+template <class T, class Visit>
+HWY_INLINE void for_top_keys(const Panel<T>& panel, int64_t lo, int64_t hi, const Visit& visit) {
+  for (int64_t l = 0; l < kPanel<T>; ++l) {
+    if (panel.top[l] >= lo && panel.top[l] < hi) visit(l, (panel.top[l] - lo) * kPanel<T> + l);
   }
 }
 
 // Logits become weights, in place; what a lane does not see and the rest of the last group become 0.
-// With statistics, their sums and sums of squares are added to the panel's.
+// With statistics (key_squares: |k|^2 of the head's keys) their sums, sums of squares and mean |k|^2 are added to the
+// panel's.
 template <bool kStatistics, class T>
-void logits_to_weights(Panel<T>& panel, T* tile, int64_t lo, int64_t hi) {
+void logits_to_weights(Panel<T>& panel, T* tile, int64_t lo, int64_t hi, const T* key_squares = nullptr) {
   const TileMask<T> mask(panel, lo, hi);
   for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
     const auto max = load(panel.max + at);
-    auto sum = hn::Zero(Tag<T>()), squares = hn::Zero(Tag<T>());
+    auto sum = hn::Zero(Tag<T>()), squares = hn::Zero(Tag<T>()), norms = hn::Zero(Tag<T>());
     for (int64_t j = 0; j < hi - lo; ++j) {
       T* const to = tile + j * kPanel<T> + at;
       auto w = exp2_lanes(hn::Sub(load(to), max));
@@ -145,13 +164,31 @@ void logits_to_weights(Panel<T>& panel, T* tile, int64_t lo, int64_t hi) {
       if (kStatistics) {
         sum = hn::Add(sum, w);
         squares = hn::MulAdd(w, w, squares);
+        norms = hn::MulAdd(w, splat(key_squares[lo + j]), norms);
       }
     }
     for (int64_t j = hi - lo; j < round_up(hi - lo, kGroup); ++j) store(hn::Zero(Tag<T>()), tile + j * kPanel<T> + at);
     if (kStatistics) {
       store(hn::Add(load(panel.omega + at), sum), panel.omega + at);
       store(hn::Add(load(panel.omega_squares + at), squares), panel.omega_squares + at);
+      store(hn::Add(load(panel.variance + at), norms), panel.variance + at);
     }
+  }
+}
+
+template <class T>
+void clear_statistics(Panel<T>& panel) {
+  for (T* lanes : {panel.omega, panel.omega_squares, panel.variance}) std::fill_n(lanes, kPanel<T>, T{0});
+}
+
+// Once all weights are known: from the sum of w |k|^2 to the variance of a channel.
+template <class T>
+void finish_statistics(Panel<T>& panel, int64_t dim) {
+  HWY_ALIGN T mean_squares[kPanel<T>];
+  lane_dots(panel.mean_k, panel.mean_k, dim, mean_squares);
+  for (int64_t l = 0; l < kPanel<T>; ++l) {
+    const T squares = panel.omega[l] > 0 ? panel.variance[l] / panel.omega[l] - mean_squares[l] : T{0};
+    panel.variance[l] = std::max(squares, T{0}) / static_cast<T>(dim);
   }
 }
 
@@ -162,17 +199,6 @@ HWY_INLINE const T* weights_tile(Panel<T>& panel, const T* keys_grouped, int64_t
   logits_tile(panel, keys_grouped, dim, lo, hi, tile);
   logits_to_weights<false>(panel, tile, lo, hi);
   return tile;
-}
-
-// sums[l] = sum over channels of a[c][l] b[c][l].
-template <class T>
-void lane_dots(const T* a, const T* b, int64_t channels, T* sums) {
-  for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
-    auto sum = hn::Zero(Tag<T>());
-    for (int64_t c = 0; c < channels; ++c)
-      sum = hn::MulAdd(load(a + c * kPanel<T> + at), load(b + c * kPanel<T> + at), sum);
-    store(sum, sums + at);
-  }
 }
 
 // array = (array - row_sum * mean) / omega, lane by lane; 0 where omega is 0. With kAddMean, plus the mean.

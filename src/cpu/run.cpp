@@ -21,7 +21,6 @@ int64_t pack_wave(const Call& call, const core::Plan& plan, const Schedule& s, c
     head.sequence = core::sequence(p, call.cu_seqlens_q, call.cu_seqlens_k, (first + i) / p.heads_kv);
     head.head_kv = (first + i) % p.heads_kv;
     new (head.bad_count) std::atomic<int64_t>(0);
-    *head.variance = 1;
   }
   const int64_t tiles = (p.seqlen_k + kTile - 1) / kTile;
   parallel_for(count * tiles, plan.workers, [&](int64_t item, int) {
