@@ -25,7 +25,6 @@ struct GradientLanes {
   HWY_ALIGN T sum_x[kPanel<T>], sum_b[kPanel<T>];  // weighted sums of E and b: 0 but for rounding
   HWY_ALIGN T sum_xb[kPanel<T>];                   // and of their product
   HWY_ALIGN T c[kPanel<T>];
-  HWY_ALIGN T unsolved[kPanel<T>];  // x . residual of y
 };
 
 template <class T>
@@ -168,12 +167,10 @@ void find_dq(Block<T>& block, GradientLanes<T>* lanes) {
   }
 }
 
-// The ridge's gradient of one row, - x y by channel. Where the row's ridge is one number, small against the keys'
-// variance, x is long in directions the keys do not span, y should be 0 there, and the sum of their products is
-// rounding; c = ridge x.y + x.residual gives the sum without those directions.
+// The ridge's gradient of one row: - x y by channel, summed where the ridge is one number.
 template <class T>
-void write_ridge_gradient(const Panel<T>& panel, const GradientLanes<T>& lanes, const core::BackwardCall& call,
-                          const RowPlace& at, int64_t lane, double* ridge_rows) {
+void write_ridge_gradient(const Panel<T>& panel, const core::BackwardCall& call, const RowPlace& at, int64_t lane,
+                          double* ridge_rows) {
   const core::Problem& p = call.problem;
   T row[kMaxChannels];
   double sum = 0;
@@ -183,10 +180,6 @@ void write_ridge_gradient(const Panel<T>& panel, const GradientLanes<T>& lanes, 
     sum += static_cast<double>(row[c]);
   }
   if (p.ridge == core::RidgeShape::dimension) return write_row(call.dridge, row_offset(call.dridge, at), p.dim, row);
-  const T ridge = panel.ridge[lane];
-  if (!panel.bad[lane] && panel.omega[lane] > 0 && ridge > 0 && ridge < panel.variance[lane]) {
-    sum = (static_cast<double>(lanes.unsolved[lane]) - static_cast<double>(lanes.c[lane])) / static_cast<double>(ridge);
-  }
   if (ridge_rows) {
     ridge_rows[at.index] = sum;
     return;
@@ -223,7 +216,7 @@ void write_rows(const Panel<T>& panel, const GradientLanes<T>& lanes, const core
       for (int64_t c = 0; c < p.dim; ++c) row[c] = bad ? nan : panel.rhs[c * kPanel<T> + l];
       write_row(call.dx, row_offset(call.dx, at), p.dim, row);
     }
-    if (call.dridge) write_ridge_gradient(panel, lanes, call, at, l, ridge_rows);
+    if (call.dridge) write_ridge_gradient(panel, call, at, l, ridge_rows);
     // Pass B sums natural rows of q with the scale, grouped rows are logits; y is subtracted there.
     put({queries.q.natural, nullptr}, r, panel.q, l, p.dim, used ? static_cast<T>(0.69314718055994530942) : T{0});
     put({nullptr, queries.q.grouped}, r, panel.q, l, p.dim, used ? T{1} : T{0});
@@ -273,18 +266,17 @@ void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, co
   for (int i = 0; i < block.count; ++i) {
     Panel<T>& panel = block.panels[i];
     GradientLanes<T>& g = lanes[i];
-    HWY_ALIGN T weighted[kPanel<T>];
     g.x.set(panel.x, panel.mean_k, p.dim);
     if (p.given_x()) {
       clear(panel.solution, p.dim);
       lane_dots(panel.x, panel.rhs, p.dim, g.c);
     } else {
-      lane_dots(panel.x, panel.residual, p.dim, g.unsolved);
+      HWY_ALIGN T ridge_part[kPanel<T>];
+      lane_dots(panel.x, panel.residual, p.dim, g.c);
       for (int64_t e = 0; e < p.dim * kPanel<T>; ++e) panel.direction[e] = panel.ridge[e] * panel.solution[e];
-      lane_dots(panel.x, panel.direction, p.dim, weighted);
+      lane_dots(panel.x, panel.direction, p.dim, ridge_part);
       for (int64_t l = 0; l < kPanel<T>; ++l) {
-        if (!std::isfinite(g.unsolved[l])) g.unsolved[l] = 0;  // a step that was not taken left no residual to speak of
-        g.c[l] = weighted[l] + g.unsolved[l];
+        g.c[l] = std::isfinite(g.c[l]) ? g.c[l] + ridge_part[l] : T{0};  // an estimate; anything finite will do
       }
     }
     g.y.set(panel.solution, panel.mean_k, p.dim);
