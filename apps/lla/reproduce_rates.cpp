@@ -31,7 +31,7 @@ int run(Options o) {
   }
   if (!finished) return finish(o.common.out, false);
   const auto file = experiments::read_results(o.run.out / experiments::kResultsName);
-  fmt::print("Exponent of n in the integrated squared error\n\n  d  {:<15} {:>7}  {:<18} {:>7}\n", "estimator", "fitted", "95 % interval",
+  fmt::print("Exponent of n in the integrated squared error\n\n  d  {:<15} {:>7}  {:<18} {:>7}\n", "estimator", "fitted", "95 % (jointly)",
              "theory");
   for (const auto& s : file["summary"]["slopes"]) {
     fmt::print("  {}  {:<15} {:>7.3f}  [{:.3f}, {:.3f}]   {:>7.3f}\n", s["d"].get<int>(), s["estimator"].get<std::string>(),

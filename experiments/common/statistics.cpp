@@ -1,21 +1,14 @@
 #include "common/statistics.hpp"
 
-#include <algorithm>
 #include <cmath>
 #include <numeric>
-
-#include "common/random.hpp"
 
 namespace lla::experiments {
 namespace {
 
-constexpr int kResamples = 2000;
-
-struct Line {
-  double slope, intercept;
-};
-
 using Vector = std::vector<double>;
+
+double dot(const Vector& a, const Vector& b) { return std::inner_product(a.begin(), a.end(), b.begin(), 0.0); }
 
 // y without its projection on the constant and, if given, on z.
 Vector residual(Vector y, const Vector& z) {
@@ -27,45 +20,47 @@ Vector residual(Vector y, const Vector& z) {
   if (z.empty()) return y;
   Vector c = z;
   center(c);
-  const double share = std::inner_product(y.begin(), y.end(), c.begin(), 0.0) / std::inner_product(c.begin(), c.end(), c.begin(), 0.0);
+  const double share = dot(y, c) / dot(c, c);
   for (size_t i = 0; i < y.size(); ++i) y[i] -= share * c[i];
   return y;
 }
 
-// Slope of y on x, with the constant (and z) taken out of both.
-Line fit(const Vector& x, const Vector& y, const Vector& z) {
-  const Vector rx = residual(x, z), ry = residual(y, z);
-  const double slope = std::inner_product(rx.begin(), rx.end(), ry.begin(), 0.0) / std::inner_product(rx.begin(), rx.end(), rx.begin(), 0.0);
-  return {slope, mean(y) - slope * mean(x)};
+// Variance of log(mean y), by the delta method.
+double log_mean_variance(const Vector& y) {
+  if (y.size() < 2) return 0;
+  const double m = mean(y);
+  double squares = 0;
+  for (double e : y) squares += (e - m) * (e - m);
+  return squares / static_cast<double>(y.size() - 1) / static_cast<double>(y.size()) / (m * m);
 }
 
 }  // namespace
 
 double mean(const std::vector<double>& v) { return std::accumulate(v.begin(), v.end(), 0.0) / static_cast<double>(v.size()); }
 
-Slope fit_exponent(const std::vector<Measured>& points, bool with_correction, uint64_t seed) {
+double normal_quantile(double upper_tail) {
+  double low = 0, high = 10;
+  for (int i = 0; i < 60; ++i) {
+    const double middle = (low + high) / 2;
+    (0.5 * std::erfc(middle / std::sqrt(2.0)) > upper_tail ? low : high) = middle;
+  }
+  return low;
+}
+
+Slope fit_exponent(const std::vector<Measured>& points, bool with_correction, int intervals) {
   Vector x, y, z;
   for (const auto& p : points) {
     x.push_back(std::log(p.x));
     y.push_back(std::log(mean(p.y)));
     if (with_correction) z.push_back(p.correction);
   }
-  const Line line = fit(x, y, z);
-  const Stream stream(seed, points.size(), 0);
-  Vector slopes;
-  uint64_t draw = 0;
-  for (int r = 0; r < kResamples; ++r) {
-    for (size_t i = 0; i < points.size(); ++i) {
-      const auto& values = points[i].y;
-      double sum = 0;
-      for (size_t t = 0; t < values.size(); ++t) sum += values[static_cast<size_t>(stream.uniform(draw++) * values.size())];
-      y[i] = std::log(sum / static_cast<double>(values.size()));
-    }
-    slopes.push_back(fit(x, y, z).slope);
-  }
-  std::sort(slopes.begin(), slopes.end());
-  const auto quantile = [&](double q) { return slopes[static_cast<size_t>(q * (kResamples - 1))]; };
-  return {line.slope, quantile(0.025), quantile(0.975), line.intercept};
+  // The slope is a fixed linear combination of the y: with the constant (and z) taken out of x, slope = rx·y / rx·rx.
+  const Vector rx = residual(x, z);
+  const double norm = dot(rx, rx), slope = dot(rx, y) / norm;
+  double variance = 0;
+  for (size_t i = 0; i < points.size(); ++i) variance += rx[i] * rx[i] / (norm * norm) * log_mean_variance(points[i].y);
+  const double reach = normal_quantile(0.025 / intervals) * std::sqrt(variance);
+  return {slope, slope - reach, slope + reach, mean(y) - slope * mean(x)};
 }
 
 }  // namespace lla::experiments

@@ -1,7 +1,6 @@
 // Straight lines through repeated measurements on log-log axes.
 #pragma once
 
-#include <cstdint>
 #include <vector>
 
 namespace lla::experiments {
@@ -15,12 +14,16 @@ struct Measured {
 
 struct Slope {
   double value;
-  double low, high;  // 95 % confidence interval: bootstrap over the repetitions
+  double low, high;  // confidence interval from the scatter of the repetitions; value twice where nothing was repeated
   double intercept;
 };
 
-// Least squares of log(mean y) on log(x), or on log(x) and the correction.
-Slope fit_exponent(const std::vector<Measured>& points, bool with_correction, uint64_t seed);
+// Least squares of log(mean y) on log(x), or on log(x) and the correction. `intervals` slopes are reported together: their
+// intervals hold all true values at once with 95 % confidence (Bonferroni).
+Slope fit_exponent(const std::vector<Measured>& points, bool with_correction, int intervals = 1);
+
+// Where the standard normal distribution exceeds x with this probability.
+double normal_quantile(double upper_tail);
 
 double mean(const std::vector<double>&);
 

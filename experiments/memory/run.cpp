@@ -107,8 +107,8 @@ Json exponents(const Json& records) {
       memory.push_back({double(n), {std::max(1.0, r["peak_bytes"].get<double>())}});
     }
     if (time.size() < 2) continue;
-    fits.push_back({{"method", method}, {"memory", fit_exponent(memory, false, 0).value},
-                    {"time", fit_exponent(time, false, 0).value}, {"points", time.size()}});
+    fits.push_back({{"method", method}, {"memory", fit_exponent(memory, false).value},
+                    {"time", fit_exponent(time, false).value}, {"points", time.size()}});
   }
   return fits;
 }

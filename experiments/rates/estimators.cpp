@@ -8,6 +8,9 @@ namespace lla::experiments {
 namespace {
 
 constexpr int kUnknowns = kMaxRateDim + 1;
+constexpr int kCells = 64;  // per side of the grid over [-1, 1]^2
+
+int cell(double coordinate) { return std::clamp(static_cast<int>((coordinate + 1) * (kCells / 2)), 0, kCells - 1); }
 
 // Weighted least squares on (1, z): accumulates the normal equations and solves them by Cholesky.
 class Plane {
@@ -71,9 +74,15 @@ Point ball_point(const Stream& stream, int d, uint64_t index, int strata) {
   return x;
 }
 
-Sample::Sample(const Stream& stream, int d, int64_t n, double noise) : d_(d), n_(n), x_(n), y_(n) {
-  for (int64_t i = 0; i < n; ++i) x_[i] = ball_point(stream, d, i);
-  std::sort(x_.begin(), x_.end());
+Sample::Sample(const Stream& stream, int d, int64_t n, double noise)
+    : d_(d), n_(n), x_(n), y_(n), cell_start_(kCells * kCells + 1, 0) {
+  std::vector<Point> drawn(n);
+  for (int64_t i = 0; i < n; ++i) drawn[i] = ball_point(stream, d, i);
+  const auto cell_of = [](const Point& p) { return cell(p[0]) * kCells + cell(p[1]); };
+  for (const Point& p : drawn) ++cell_start_[cell_of(p) + 1];
+  std::partial_sum(cell_start_.begin(), cell_start_.end(), cell_start_.begin());
+  std::vector<int32_t> next = cell_start_;
+  for (const Point& p : drawn) x_[next[cell_of(p)]++] = p;
   std::vector<float> e(n);
   stream.normal(e.data(), n, static_cast<uint64_t>(n) * 8);
   for (int64_t i = 0; i < n; ++i) y_[i] = target(d, x_[i]) + noise * e[i];
@@ -87,31 +96,41 @@ void Sample::fit_global() {
   plane.solve(global_.data());
 }
 
-template <class F>
-void Sample::neighbours(const Point& x, double h, F&& f) const {
-  const auto by_first = [](const Point& p, double v) { return p[0] < v; };
-  auto i = std::lower_bound(x_.begin(), x_.end(), x[0] - h, by_first) - x_.begin();
-  for (; i < n_ && x_[i][0] < x[0] + h; ++i) {
-    double z[kMaxRateDim], squares = 0;
-    for (int j = 0; j < d_; ++j) {
-      z[j] = (x_[i][j] - x[j]) / h;
-      squares += z[j] * z[j];
-    }
-    if (squares < 1) f(1 - squares, z, y_[i]);
-  }
-}
-
-double Sample::local_constant(const Point& x, double h) const {
+template <int kDim>
+Sample::Estimates Sample::local_in(const Point& x, double h_constant, double h_linear) const {
+  Plane plane(kDim);
   double weight = 0, sum = 0;
-  neighbours(x, h, [&](double w, const double*, double y) { weight += w, sum += w * y; });
-  return weight > 0 ? sum / weight : mean_;
+  const double reach = std::max(h_constant, h_linear);
+  for (int row = cell(x[0] - reach); row <= cell(x[0] + reach); ++row) {
+    const int32_t end = cell_start_[row * kCells + cell(x[1] + reach) + 1];
+    for (int32_t i = cell_start_[row * kCells + cell(x[1] - reach)]; i < end; ++i) {
+      double z[kDim], squares = 0;
+      for (int j = 0; j < kDim; ++j) {
+        z[j] = x_[i][j] - x[j];
+        squares += z[j] * z[j];
+      }
+      if (squares < h_constant * h_constant) {
+        const double w = 1 - squares / (h_constant * h_constant);
+        weight += w, sum += w * y_[i];
+      }
+      if (squares < h_linear * h_linear) {
+        for (double& c : z) c /= h_linear;
+        plane.add(1 - squares / (h_linear * h_linear), z, y_[i]);
+      }
+    }
+  }
+  const double constant = weight > 0 ? sum / weight : mean_;
+  double solution[kUnknowns];
+  return {constant, plane.solve(solution) ? solution[0] : constant};
 }
 
-double Sample::local_linear(const Point& x, double h) const {
-  Plane plane(d_);
-  neighbours(x, h, [&](double w, const double* z, double y) { plane.add(w, z, y); });
-  double solution[kUnknowns];
-  return plane.solve(solution) ? solution[0] : local_constant(x, h);
+Sample::Estimates Sample::local(const Point& x, double h_constant, double h_linear) const {
+  switch (d_) {
+    case 1: return local_in<1>(x, h_constant, h_linear);
+    case 2: return local_in<2>(x, h_constant, h_linear);
+    case 3: return local_in<3>(x, h_constant, h_linear);
+    default: return local_in<4>(x, h_constant, h_linear);
+  }
 }
 
 double Sample::global_linear(const Point& x) const {

@@ -20,26 +20,29 @@ double target(int d, const Point& x);
 // 0 … strata-1 fall into shells of equal volume, one each: the same mean with less scatter.
 Point ball_point(const Stream&, int d, uint64_t index, int strata = 0);
 
-// n noisy observations of the target, ordered by the first coordinate so that a neighbourhood is a short scan.
+// n noisy observations of the target, kept by cells of a grid over the first two coordinates.
 class Sample {
  public:
   Sample(const Stream&, int d, int64_t n, double noise);
 
-  // Weights 1 - |x_i - x|^2 / h^2 inside the ball of radius h. Where no observation is near the mean of all is returned.
-  double local_constant(const Point& x, double h) const;
-  // Where the neighbours do not determine a plane, the local constant.
-  double local_linear(const Point& x, double h) const;
+  struct Estimates {
+    double local_constant, local_linear;
+  };
+  // Weights 1 - |x_i - x|^2 / h^2 inside the ball of radius h, for each its own h. Where no observation is near, the mean of
+  // all; where the neighbours do not determine a plane, their weighted mean.
+  Estimates local(const Point& x, double h_constant, double h_linear) const;
   double global_linear(const Point& x) const;
 
  private:
-  template <class F>
-  void neighbours(const Point& x, double h, F&& f) const;
+  template <int kDim>
+  Estimates local_in(const Point& x, double h_constant, double h_linear) const;
   void fit_global();
 
   int d_;
   int64_t n_;
   std::vector<Point> x_;
   std::vector<double> y_;
+  std::vector<int32_t> cell_start_;
   double mean_ = 0;
   std::array<double, kMaxRateDim + 1> global_{};  // intercept, slopes
 };

@@ -39,7 +39,8 @@ Repetition repeat(const RatesRun& run, int d, int64_t n, int index) {
   for (int t = 0; t < kTestPoints; ++t) {
     const Point x = ball_point(tests, d, t, kTestPoints);
     const double truth = target(d, x);
-    const double estimate[3] = {sample.global_linear(x), sample.local_constant(x, h[1]), sample.local_linear(x, h[2])};
+    const auto [constant, linear] = sample.local(x, h[1], h[2]);
+    const double estimate[3] = {sample.global_linear(x), constant, linear};
     double squares = 0;
     for (int j = 0; j < d; ++j) squares += x[j] * x[j];
     const double distance = 1 - std::sqrt(squares);
@@ -84,6 +85,7 @@ std::vector<Json> measure(const RatesRun& run, int d, int64_t n) {
 // "slope" allows for that term, "plain_slope" is the straight line through the points.
 Json slopes(const Json& records, const RatesRun& run) {
   Json fits = Json::array();
+  const int intervals = 2 * static_cast<int>(run.dims.size());  // of the two local estimators
   for (int d : run.dims) {
     for (const char* estimator : kEstimators) {
       std::vector<Measured> points;
@@ -91,8 +93,8 @@ Json slopes(const Json& records, const RatesRun& run) {
         if (!Results::matches(r, {{"d", d}, {"estimator", estimator}})) continue;
         points.push_back({r["n"].get<double>(), r["ise"], r["bandwidth"].is_null() ? 0 : r["bandwidth"].get<double>()});
       }
-      const Slope plain = fit_exponent(points, false, run.seed);
-      const Slope fit = std::string(estimator) == "global_linear" ? plain : fit_exponent(points, true, run.seed);
+      const Slope plain = fit_exponent(points, false, intervals);
+      const Slope fit = std::string(estimator) == "global_linear" ? plain : fit_exponent(points, true, intervals);
       fits.push_back({{"d", d}, {"estimator", estimator}, {"theory", theoretical_rate(estimator, d)},
                       {"slope", fit.value}, {"low", fit.low}, {"high", fit.high},
                       {"plain_slope", plain.value}, {"plain_low", plain.low}, {"plain_high", plain.high},

@@ -71,7 +71,7 @@ def section(results):
     flat = max(abs(s["slope"]) for s in slopes if s["estimator"] == "global_linear")
     dims, n = results.values("d"), results.values("n")
     found = (f"The global fit does not improve (its exponent is {flat:.3f} at most). The fitted exponents of the local estimators contain the "
-             f"theoretical ones in their 95 % intervals in {len(inside)} of {len(local)} cases (table below); local linear is below local "
+             f"theoretical ones in their joint 95 % intervals in {len(inside)} of {len(local)} cases (table below); local linear is below local "
              "constant in every panel and falls faster.")
     shares = []
     for d in dims:
@@ -87,7 +87,7 @@ def section(results):
         rows.append([str(s["d"]), NAMES[s["estimator"]], f"{s['theory']:.3f}", f"{s['slope']:.3f}", interval, plain])
     slope_table = table(["d", "estimator", "theory", "fitted", "95 % interval", "plain line"], rows,
                         "Exponents of n. “Fitted” allows for the first finite-n term, proportional to the bandwidth (the boundary layer's "
-                        "share of the ball); “plain line” is the straight line through the points. Intervals: bootstrap over repetitions.")
+                        "share of the ball); “plain line” is the straight line through the points. Intervals hold jointly with 95 % confidence, from the scatter of the repetitions.")
     intro = (f"Regression of {html_target(results)} from n noisy observations in the unit ball, n from {n[0]:,} to {n[-1]:,}, noise "
              f"{results.settings['noise']:g}, {results.settings['repetitions']} repetitions each. Bandwidths follow their theoretical order, "
              "n<sup>−1/(d+3)</sup> and n<sup>−1/(d+4)</sup>, with the constant "

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# From the command to the page: small runs of all four tasks, `lla report`, then page_check.py on what came out; and the
+# sentences `lla report` and `lla reproduce` answer bad input with.
+#   page_test.sh LLA SOURCE_DIR WORK_DIR
+set -euo pipefail
+lla=$1 source=$2 work=$3
+rm -rf "$work"
+mkdir -p "$work"
+cd "$work"
+
+python=${LLA_PYTHON:-$source/.venv/bin/python}
+[ -x "$python" ] || python=python3
+"$python" -c 'import matplotlib, numpy' || { echo "no matplotlib in $python: scripts/setup.sh run sets it up"; exit 1; }
+export LLA_PYTHON=$python
+
+"$lla" reproduce regression --d 8 --d 16 --segment 256 --segment 1024 --sequences 4 --out out/regression >/dev/null
+"$lla" reproduce rates --quick --d 1 --out out/rates >/dev/null
+"$lla" reproduce memory --quick --d 16 --limit 0.25 --out out/memory >/dev/null
+"$lla" reproduce solver --quick --d 16 --out out/solver >/dev/null
+page=$("$lla" report out)
+[ "$page" = "$work/out/index.html" ] || { echo "report printed '$page'"; exit 1; }
+"$python" "$source/tests/reproduce/page_check.py" out regression rates memory solver
+"$lla" report out/regression >/dev/null
+"$python" "$source/tests/reproduce/page_check.py" out/regression regression
+cp out/regression/index.html first.html
+"$lla" report out/regression >/dev/null
+cmp first.html out/regression/index.html || { echo "the page is not the same when rebuilt"; exit 1; }
+
+# Bad input: a sentence, an exit code that is not 0, nothing touched.
+refused() {  # expected part of the message, then the command
+  local expected=$1 message
+  shift
+  if message=$("$@" 2>&1); then echo "accepted: $*"; exit 1; fi
+  case $message in *"$expected"*) ;; *) printf 'expected "%s" from: %s\ngot: %s\n' "$expected" "$*" "$message"; exit 1 ;; esac
+}
+cp -r out/regression kept
+refused "--d: 7 not in" "$lla" reproduce regression --d 7
+refused "--segment: 48 not in" "$lla" reproduce regression --segment 48
+refused "this run has" "$lla" reproduce regression --d 8 --segment 256 --sequences 4 --seed 2 --out out/regression
+refused "is not a directory" "$lla" report nowhere
+mkdir empty
+refused "no results in empty" "$lla" report empty
+refused "could not be made" "$lla" reproduce regression --quick --out /dev/null/x
+cut -c1-1000 out/regression/results.json >kept/results.json
+refused "is not complete JSON" "$lla" report kept
+refused "is not complete JSON" "$lla" reproduce regression --d 8 --segment 256 --sequences 4 --out kept
+"$lla" info | grep -q '^CUDA: none' && refused "--device cuda cannot be used" "$lla" reproduce regression --quick --device cuda --out new
+[ ! -e new ] || { echo "a refused run left a directory"; exit 1; }
+"$python" "$source/tests/reproduce/page_check.py" out/regression regression
