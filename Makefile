@@ -20,11 +20,24 @@ help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1|\2/' | column -t -s '|'
 
 .PHONY: run
-run:  ## Build the CPU part and compare it with the fp64 reference on this machine
+run:  ## Build the CPU part, rerun the paper's test-time regression, and make a page of what happened
 	@scripts/setup.sh run
 	@cmake --preset cpu --log-level=WARNING
-	@cmake --build --preset cpu -j $(JOBS)
+	@cmake --build --preset cpu -j $(JOBS) -t lla_cli
+	@build/cpu/bin/lla reproduce regression --quick --out out/regression
+	@build/cpu/bin/lla report out/regression
+
+.PHONY: check
+check:  ## Build the CPU part and compare it with the fp64 reference on this machine
+	@scripts/setup.sh run
+	@cmake --preset cpu --log-level=WARNING
+	@cmake --build --preset cpu -j $(JOBS) -t lla_cli
 	@build/cpu/bin/lla check --quick
+
+.PHONY: browser-test
+browser-test: run  ## Load the page in headless Chromium: phone and desktop, light and dark
+	@scripts/setup.sh browser
+	@tests/reproduce/browser_test.sh out/regression/index.html
 
 .PHONY: build
 build:  ## Build everything this machine can build

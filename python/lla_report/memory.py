@@ -48,7 +48,8 @@ def section(results):
     intro = (f"One causal head with d = {results.settings['d']} in fp32 on {where}. The naive form stores the weights, every difference "
              "k<sub>j</sub> − q<sub>i</sub> and a matrix per query; the blockwise form is this library's. Softmax attention is the same "
              "kernel with an infinite ridge.")
-    return Section("memory", "Memory and time", intro, [
+    summary = "<strong>Memory:</strong> " + ", ".join(f"{NAMES[m]} grows as n<sup>{e['memory']:.2f}</sup>" for m, e in exponents.items()) + "."
+    return Section("memory", "Memory and time", intro, summary, [
         Figure("memory", save(lambda v: draw(results, v), results.directory, "memory"), "Working set against the length",
                "The naive method grows quadratically and quickly runs out of memory; the blockwise algorithm reduces the working set to "
                "Θ(nd) (Figure “memory”, d = 128).", sentence, results.command)])

@@ -26,6 +26,8 @@ dt { font-weight: 600; font-size: 0.82rem; text-transform: uppercase; letter-spa
 dd { margin: 0.1rem 0 0.7rem; }
 dd:last-child { margin-bottom: 0; }
 code { font: 0.88em ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
+ul { margin: 0.4rem 0; padding-left: 1.2rem; }
+li { margin: 0.25rem 0; }
 .scroll { overflow-x: auto; margin: 1.5rem 0; }
 table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; width: 100%; }
 caption { text-align: left; color: var(--soft); padding-bottom: 0.4rem; }
@@ -48,7 +50,8 @@ class Figure:
 class Section:
     anchor: str
     title: str
-    intro: str  # HTML
+    intro: str    # HTML
+    summary: str  # the one sentence a hurried reader takes away, HTML
     figures: list
     tables: list = dataclasses.field(default_factory=list)
 
@@ -59,6 +62,10 @@ def table(head, rows, caption):
 
     return (f'<div class="scroll" tabindex="0"><table><caption>{caption}</caption><thead>{line(head, "th")}</thead><tbody>'
             + "".join(line(r, "td") for r in rows) + "</tbody></table></div>")
+
+
+def bullets(sentences):
+    return "<ul>" + "".join(f"<li>{s}</li>" for s in sentences) + "</ul>"
 
 
 def data_uri(image):
@@ -104,6 +111,7 @@ def render(sections, machines):
 <p class="lead">Local Linear Attention (LLA) fits a small linear regression around every query instead of a weighted average. Under each
 figure: what the paper claims, what we found when we ran it, and the command that made it.</p>
 <p class="soft">Computed on {html.escape(made_on)}.</p>
+<ul>{"".join(f"<li>{s.summary}</li>" for s in sections)}</ul>
 {f"<nav>{links}</nav>" if links else ""}
 {"".join(map(render_section, sections))}
 </main>

@@ -3,7 +3,7 @@ import itertools
 
 import matplotlib.ticker
 
-from .page import Figure, Section, table
+from .page import Figure, Section, bullets, table
 from .records import geometric_mean, number
 from .style import LABELS, MODELS, figure, legend_below, save
 
@@ -187,22 +187,24 @@ def found_fit(data):
         s = 256 if 256 in shifted else shifted[-1]
         means = {m: data.mean(d, s, False, m, s) for m in MODELS}
         sentences.append(
-            f"As in the paper's set-up, after the first shift (d = {d}, S = {s}) the mean error is {number(means['lla'])} for LLA, "
-            f"{number(means['softmax'])} for softmax and {number(means['mesanet'])} for MesaNet; a random guess has "
-            f"{number(means['random'])} and linear attention, whose keys are not normalised, {number(means['linear'])} "
-            "(far above the figure).")
+            f"In the paper's form, after the first shift (S = {s}), the mean error is {number(means['lla'])} for LLA, "
+            f"{number(means['softmax'])} for softmax, {number(means['mesanet'])} for MesaNet and {number(means['random'])} for a random "
+            f"guess. (Linear attention, the plain sum of v k·q with keys that are not normalised, has {number(means['linear'])}, far above "
+            "the figure.)")
         strict = {m: data.mean(d, s, True, m, s) for m in MODELS}
         sentences.append(
-            f"<strong>Strictly, without seeing the answer's own key and value, the picture changes:</strong> LLA "
-            f"{number(strict['lla'])}, softmax {number(strict['softmax'])}, MesaNet {number(strict['mesanet'])}. "
-            "Most of LLA's lead in the upper row is the answer read back from its own key.")
+            f"<strong>Strictly, without the answer among the data, little of that lead is left:</strong> LLA {number(strict['lla'])}, softmax "
+            f"{number(strict['softmax'])}, MesaNet {number(strict['mesanet'])}. In the upper row LLA mostly reads the answer back from its "
+            "own key.")
     s = data.main_segments[-1]
+    first = []
     for strict, name in ((False, "in the paper's form"), (True, "strictly")):
         before = {m: data.mean(d, s, strict, m, 0, s) for m in ("lla", "softmax", "mesanet")}
-        sentences.append(f"Within the first segment of {s}, {name}, {LABELS[min(before, key=before.get)]} is lowest: LLA "
-                         f"{number(before['lla'])}, softmax {number(before['softmax'])}, MesaNet {number(before['mesanet'])}.")
+        first.append(f"{name} {LABELS[min(before, key=before.get)]} is lowest (LLA {number(before['lla'])}, softmax "
+                     f"{number(before['softmax'])}, MesaNet {number(before['mesanet'])})")
+    sentences.append(f"Before the first shift, within one segment of {s}, {'; '.join(first)}.")
     sentences.append(within_segment(data, d))
-    return " ".join(sentences)
+    return bullets(sentences)
 
 
 def within_segment(data, d):
@@ -214,7 +216,8 @@ def within_segment(data, d):
         changes = []
         for model in ("lla", "softmax"):
             early, late = data.mean(d, s, strict, model, last, last + quarter), data.mean(d, s, strict, model, data.length - quarter)
-            changes.append(f"{LABELS[model]} goes from {number(early)} to {number(late)}")
+            changes.append(f"{LABELS[model]} {'improves' if late < 0.9 * early else 'worsens' if late > 1.1 * early else 'hardly changes'} "
+                           f"({number(early)} to {number(late)})")
         parts.append(f"{name} {' and '.join(changes)}")
     return f"From the first to the last quarter of the last segment (S = {s}), {'; '.join(parts)}."
 
@@ -250,6 +253,25 @@ def found_all(data):
                      f"MesaNet's in {mesa} of {total_mesa}")
     text = "; ".join(parts) + "."
     return text[0].upper() + text[1:]
+
+
+def summary(data):
+    d = data.main_dim
+    low, high = data.dims[0], data.dims[-1]
+    text = "<strong>Test-time regression:</strong> with the answer among the data, as in the paper, LLA is far ahead"
+    if data.common and low != high:
+        text += f" and more so with the dimension ({number(data.ratio(low, False, 'softmax'))} times below softmax at d = {low}, " \
+                f"{number(data.ratio(high, False, 'softmax'))} times at d = {high})"
+        strict = [data.ratio(e, True, "softmax") for e in (low, high)]
+        text += f"; predicting before seeing, its lead over softmax is {number(strict[0])} times at d = {low} and " \
+                f"{number(strict[1])} times at d = {high}"
+        mesa = data.ratio(high, True, "mesanet")
+        text += f", and MesaNet has {number(mesa)} times its error there"
+    else:
+        s = data.main_segments[-1]
+        text += f" (d = {d}, S = {s}: {number(data.mean(d, s, False, 'softmax') / data.mean(d, s, False, 'lla'))} times below softmax); " \
+                f"predicting before seeing, {number(data.mean(d, s, True, 'softmax') / data.mean(d, s, True, 'lla'))} times"
+    return text + "."
 
 
 def best_table(data):
@@ -294,4 +316,5 @@ def section(results):
              f"is {data.ridge:g}, MesaNet's {results.select(model='mesanet')[0]['ridge']:g}, the scale 1/√d unless given, never tuned per setting. "
              "In the paper's form position i sees its own key and value, so the answer is among the data; in the strict form it sees "
              "only what came before." + speed)
-    return Section("regression", "Test-time regression on piecewise linear data", intro, figures, [best_table(data)])
+    return Section("regression", "Test-time regression on piecewise linear data", intro, summary(data), figures,
+                   [best_table(data)])

@@ -123,7 +123,10 @@ def section(results):
     intro = (f"One query at a time, d = {d}, inputs rounded to bf16 so that only the arithmetic differs; products round their operands to the "
              f"named type and add in fp32. {results.settings['rows']} rows per case, at most {results.settings['max_iterations']} iterations.")
     claim = "A constant number of CG iterations is sufficient in practice (section 5)."
-    return Section("solver", "The solver", intro, [
+    summary = (f"<strong>Solver:</strong> a few iterations are enough for most rows, but not for early rows, anisotropic keys or small ridges; the "
+               f"paper's z-form loses all accuracy at λ = {small:g} where the centered form keeps "
+               f"{power(worst(results, ridge=small, form='centered', arithmetic='fp32', tolerance=loose))}.")
+    return Section("solver", "The solver", intro, summary, [
         Figure("solver_iterations", save(lambda v: draw_iterations(results, v), results.directory, "solver_iterations"),
                "Iterations of conjugate gradients", claim, found_iterations, results.command),
         Figure("solver_forms", save(lambda v: draw_forms(results, v), results.directory, "solver_forms"), "Two forms of the same formula",
