@@ -63,9 +63,8 @@ def _(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
     o = q.new_empty((*q.shape[:-1], v.shape[-1]))
     saved_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     saved = q.new_empty((_saved_elements(q, v) if save else 0,), dtype=saved_dtype)
-    rows = (0,) if not info else (*q.shape[:-3], q.shape[-2], q.shape[-3])
-    iterations, status = (q.new_empty(rows, dtype=torch.int32) for _ in range(2))
-    return o, saved, iterations, q.new_empty(rows, dtype=torch.float32), status
+    rows = q.numel() // q.shape[-1]
+    return o, saved, q.new_empty((3, rows) if info else (0,), dtype=torch.int32)
 
 
 @torch.library.register_fake("lla::backward")
@@ -83,11 +82,11 @@ def _(q, *args):
 
 def _setup_context(ctx, inputs, output):
     q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, *options, save, _ = inputs
-    o, saved, iterations, residual, row_status = output
+    _, saved, row_info = output
     ctx.save_for_backward(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, saved)
     ctx.options = options
     ctx.has_saved = save
-    ctx.mark_non_differentiable(saved, iterations, residual, row_status)
+    ctx.mark_non_differentiable(saved, row_info)
     ctx.set_materialize_grads(False)
 
 

@@ -39,7 +39,7 @@ namespace detail {
 
 using MaybeTensor = std::optional<at::Tensor>;
 using MaybeText = std::optional<c10::string_view>;
-using ForwardSignature = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
+using ForwardSignature = std::tuple<at::Tensor, at::Tensor, at::Tensor>(
     const at::Tensor&, const at::Tensor&, const at::Tensor&, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
     const MaybeTensor&, c10::SymInt, c10::SymInt, std::optional<double>, bool, c10::SymInt, c10::SymInt, double,
     int64_t, c10::string_view, MaybeText, bool, bool);
@@ -63,10 +63,10 @@ class Attention : public ::torch::autograd::Function<Attention> {
                             const Options& options) {
     at::AutoDispatchBelowADInplaceOrView guard;
     static const auto op = find<ForwardSignature>("lla::forward");
-    auto [o, saved, iterations, residual, row_status] = op.call(
-        q, k, v, ridge, x, maybe(packing.cu_seqlens_q), maybe(packing.cu_seqlens_k), packing.max_seqlen_q,
-        packing.max_seqlen_k, options.scale, options.causal, options.window_left, options.window_right, options.tol,
-        options.max_iterations, options.solver, text(options.implementation), /*save=*/true, /*info=*/false);
+    auto [o, saved, row_info] = op.call(q, k, v, ridge, x, maybe(packing.cu_seqlens_q), maybe(packing.cu_seqlens_k),
+                                        packing.max_seqlen_q, packing.max_seqlen_k, options.scale, options.causal,
+                                        options.window_left, options.window_right, options.tol, options.max_iterations,
+                                        options.solver, text(options.implementation), /*save=*/true, /*info=*/false);
     context->save_for_backward({q, k, v, ridge.value_or(at::Tensor()), x.value_or(at::Tensor()), packing.cu_seqlens_q,
                                 packing.cu_seqlens_k, saved});
     context->saved_data["lengths"] = std::vector<int64_t>{packing.max_seqlen_q, packing.max_seqlen_k};
