@@ -3,9 +3,11 @@
 
     python bench/python_overhead.py [--device cuda]
 
-On a GPU: time of a call on the host (nothing waits), latency of a call followed by a synchronisation, and the latency
-of the same kernels replayed as a CUDA graph; "added" is the difference of the two latencies."""
+"host" is the time of a call on the host (on a GPU nothing waits), "C call" that of lla_forward alone with the same
+tensors and a workspace at hand, and "Python adds" the difference. On a GPU also the latency of a call followed by a
+synchronisation, and that of the same kernels replayed as a CUDA graph."""
 import argparse
+import ctypes
 import time
 
 import torch
@@ -29,6 +31,61 @@ def per_call(function, repeats, synchronise):
     return sorted(batches)[len(batches) // 2]
 
 
+class View(ctypes.Structure):
+    """lla_tensor"""
+    _fields_ = [("data", ctypes.c_void_p), ("dtype", ctypes.c_int32), ("device_type", ctypes.c_int32),
+                ("device_index", ctypes.c_int32), ("ndim", ctypes.c_int32), ("size", ctypes.c_int64 * 4),
+                ("stride", ctypes.c_int64 * 4)]
+
+    @classmethod
+    def of(cls, tensor):
+        dtype = {torch.float32: 1, torch.bfloat16: 3}[tensor.dtype]
+        view = cls(tensor.data_ptr(), dtype, int(tensor.is_cuda), 0, tensor.dim())
+        view.size[:tensor.dim()], view.stride[:tensor.dim()] = tensor.shape, tensor.stride()
+        return view
+
+
+class Options(ctypes.Structure):
+    """lla_options"""
+    _fields_ = [("struct_size", ctypes.c_size_t), ("scale", ctypes.c_double), ("tolerance", ctypes.c_double),
+                ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
+                ("cached_weights_limit", ctypes.c_int64), ("implementation", ctypes.c_char_p),
+                ("causal", ctypes.c_int32), ("max_iterations", ctypes.c_int32), ("solver", ctypes.c_int32),
+                ("weights", ctypes.c_int32)]
+
+
+class ForwardArgs(ctypes.Structure):
+    """lla_forward_args"""
+    _fields_ = [("struct_size", ctypes.c_size_t), ("options", Options)] + [
+        (name, View) for name in ("q", "k", "v", "ridge", "x", "o", "cu_seqlens_q", "cu_seqlens_k")] + [
+        ("max_seqlen_q", ctypes.c_int64), ("max_seqlen_k", ctypes.c_int64)] + [
+        (name, View) for name in ("saved", "iterations", "residual", "row_status")] + [
+        ("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_size_t), ("stream", ctypes.c_void_p)]
+
+
+def c_call(q, k, v, ridge=None, x=None):
+    """lla_forward on the default stream, ready to run."""
+    library = ctypes.CDLL("liblla.so.0.1")  # loaded already, by the operators
+    args = ForwardArgs()
+    library.lla_forward_args_init(ctypes.byref(args))
+    o = torch.empty_like(q)
+    args.q, args.k, args.v, args.o = map(View.of, (q, k, v, o))
+    if ridge is not None:
+        args.ridge = View.of(ridge)
+    if x is not None:
+        args.x = View.of(x)
+    size = ctypes.c_size_t()
+    library.lla_forward_workspace(ctypes.byref(args), ctypes.byref(size))
+    workspace = torch.empty(size.value + 256, dtype=torch.uint8, device=q.device)
+    args.workspace, args.workspace_bytes = -(-workspace.data_ptr() // 256) * 256, size.value
+    reference, kept = ctypes.byref(args), (args, o, workspace)
+
+    def run():
+        assert library.lla_forward(reference) == 0, kept
+
+    return run
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -37,31 +94,36 @@ def main():
     dtype = torch.bfloat16 if cuda else torch.float32
     synchronise = torch.cuda.synchronize if cuda else lambda: None
     q, k, v = (torch.randn(1, 16, 2, 64, device=device, dtype=dtype) for _ in range(3))
-    ridge = torch.rand(1, 16, 2, device=device)
+    ridge, x = torch.rand(1, 16, 2, device=device), torch.zeros_like(q)
     trained = [t.clone().requires_grad_() for t in (q, k, v, ridge)]
     bhld = [t.transpose(1, 2).contiguous() for t in (q, k, v)]
     calls = {
-        "lla_attention": lambda: lla.lla_attention(q, k, v, ridge),
-        "lla_attention, ridge a number": lambda: lla.lla_attention(q, k, v, 0.1),
-        "lla_attention, gradients wanted": lambda: lla.lla_attention(*trained),
-        "parallax_attention": lambda: lla.parallax_attention(q, k, v, q),
-        "torch scaled_dot_product_attention": lambda: F.scaled_dot_product_attention(*bhld, is_causal=True),
+        "lla_attention": (lambda: lla.lla_attention(q, k, v, ridge), c_call(q, k, v, ridge)),
+        "lla_attention, ridge a number": (lambda: lla.lla_attention(q, k, v, 0.1), None),
+        "lla_attention, gradients wanted": (lambda: lla.lla_attention(*trained), None),
+        "parallax_attention": (lambda: lla.parallax_attention(q, k, v, x), c_call(q, k, v, x=x)),
+        "torch scaled_dot_product_attention": (lambda: F.scaled_dot_product_attention(*bhld, is_causal=True), None),
     }
     name = torch.cuda.get_device_name() if cuda else "CPU"
     print(f"{name}, torch {torch.__version__}, q {tuple(q.shape)} {dtype}; us per call")
     if cuda:
         _, info = lla.lla_attention(q, k, v, ridge, return_info=True)
         print(info.plan.splitlines()[0])
-    print(f"{'':36}{'host':>8}" + (f"{'latency':>10}{'as graph':>10}{'added':>8}" if cuda else ""))
-    for name, call in calls.items():
-        line = f"{name:36}{per_call(call, 50, synchronise):8.1f}"
+    print(f"{'':36}{'host':>8}{'C call':>8}{'Python adds':>13}" + (f"{'latency':>10}{'as graph':>10}" if cuda else ""))
+    for name, (call, direct) in calls.items():
+        host = per_call(call, 50, synchronise)
+        line = f"{name:36}{host:8.1f}"
+        if direct:
+            alone = per_call(direct, 50, synchronise)
+            line += f"{alone:8.1f}{host - alone:13.1f}"
+        else:
+            line += " " * 21
         if cuda and "gradients" not in name:
             latency = per_call(lambda: (call(), synchronise()), 50, synchronise)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
                 call()
-            replay = per_call(lambda: (graph.replay(), synchronise()), 50, synchronise)
-            line += f"{latency:10.1f}{replay:10.1f}{latency - replay:8.1f}"
+            line += f"{latency:10.1f}{per_call(lambda: (graph.replay(), synchronise()), 50, synchronise):10.1f}"
         print(line, flush=True)
 
 
