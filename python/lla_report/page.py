@@ -82,7 +82,7 @@ def picture(figure):
 
 
 def render_figure(figure):
-    return (f'<figure id="{figure.name}"><h3>{html.escape(figure.title)}</h3>{picture(figure)}<figcaption><dl>'
+    return (f'<figure id="figure-{figure.name}"><h3>{html.escape(figure.title)}</h3>{picture(figure)}<figcaption><dl>'
             f"<dt>The paper claims</dt><dd>{html.escape(figure.claim)}</dd><dt>We found</dt><dd>{figure.found}</dd>"
             f"<dt>Made by</dt><dd><code>{html.escape(figure.command)}</code></dd></dl></figcaption></figure>")
 

@@ -56,7 +56,8 @@ def draw_curves(axis, data, theme, d, segment, strict, thin=False):
         curve = data.curve(d, segment, strict, model)
         lines += axis.plot(range(1, len(curve) + 1), curve, color=theme.models[model], lw=0.8 if thin else 1.3,
                            zorder=3 if model == "lla" else 2)
-    for shift in range(segment, data.length, segment):
+    shifts = range(segment, data.length, segment)
+    for shift in shifts if len(shifts) < 32 else ():  # more of them would be a grey area
         axis.axvline(shift, color=theme.grid, lw=0.8 if not thin else 0.5, zorder=1)
     axis.set_yscale("log")
     axis.set_xlim(1, data.length)

@@ -67,7 +67,7 @@ def main():
     for task in tasks:
         assert task in page.ids, f"no section {task}"
         for name in FIGURES[task]:
-            text = "".join(page.figures[name])
+            text = "".join(page.figures[f"figure-{name}"])
             for part in ("The paper claims", "We found", "Made by", f"lla reproduce {task}"):
                 assert part in text, f"{name}: no '{part}'"
             files = directory / task if (directory / task).is_dir() else directory
