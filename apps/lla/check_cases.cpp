@@ -49,7 +49,7 @@ double CheckCase::tolerance() const {
   switch (dtype) {
     case DType::f64: return 1e-12;
     case DType::f32: return 1e-6;
-    default: return 1e-3;
+    default: return 1e-4;
   }
 }
 
@@ -87,16 +87,18 @@ std::vector<CheckCase> check_cases(bool quick) {
       }
     }
   }
+  for (size_t i = 0; i < cases.size(); ++i) cases[i].seed = i + 1;
   return cases;
 }
 
-// The accuracy the project promises (docs/accuracy.md): relative error of the worst batch entry and head.
+// fp64 and fp32: the accuracy the project promises. 16 bits: the promised output at the default tolerance of 1e-3; gradients at
+// the tighter tolerance used here, where windows with fewer keys than dimensions are harder than anything promised.
 CheckGates check_gates(const CheckCase& c) {
   const bool small_ridge = c.lambda < 0.1 && c.ridge != RidgeShape::none;
   switch (c.dtype) {
     case DType::f64: return {1e-10, 1e-9};
     case DType::f32: return small_ridge ? CheckGates{1e-3, 1e-2} : CheckGates{2e-5, 1e-4};
-    default: return small_ridge ? CheckGates{4e-3, 1.2e-1} : CheckGates{4e-3, 6e-3};  // at the default tolerance, 1e-3
+    default: return small_ridge ? CheckGates{4e-3, 4e-2} : CheckGates{4e-3, 4e-3};
   }
 }
 

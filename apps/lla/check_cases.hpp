@@ -29,6 +29,7 @@ struct CheckCase {
   core::RidgeShape ridge;  // none: x is given instead
   const CheckMask* mask;
   const CheckShape* shape;
+  uint64_t seed = 0;  // of its data: its place in the list, so that a case alone is the same case
 
   double tolerance() const;  // of the solver
   std::string text() const;  // one line that names everything above
