@@ -9,10 +9,8 @@ namespace lla::core {
 
 const std::vector<const Implementation*>& implementations() {
   static const std::vector<const Implementation*> list = {
-#if LLA_HAVE_SM90
+#if LLA_HAVE_CUDA
       &cuda::sm90::implementation,
-#endif
-#if LLA_HAVE_PORTABLE
       &cuda::portable::implementation,
 #endif
       &cpu::implementation,
