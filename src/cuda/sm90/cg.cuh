@@ -14,11 +14,9 @@ namespace lla::cuda::sm90 {
 // Curvature below this fraction of the largest one seen is rounding.
 inline constexpr float kLeastCurvature = 0x1p-23f;
 
-// A vector per row as fp16, and what turns raw products with keys into scaled, centred E.
+// What turns raw products of an fp16 direction with keys into scaled, centred E: all a pass over the keys needs of it.
 struct Direction {
-  Pair<float> inverse;       // true vector = fp16 vector * inverse
-  Pair<float> norm_squared;  // of the fp16 vector
-  Pair<float> scale;         // E scale - centre is at most 1 in magnitude, so W times it fits fp16
+  Pair<float> scale;   // |E scale - centre| is at most 1, so W times it fits fp16
   Pair<float> centre;
 };
 
@@ -28,32 +26,44 @@ struct Solve {
   Pair<float> rr_start;
   Pair<float> curvature;  // largest p·Ap / |p|²
   Pair<float> omega;
-  Pair<float> ridge;
+  Pair<float> ridge;         // where a row has one
+  Pair<float> inverse;       // true direction = fp16 direction * inverse, a power of two
+  Pair<float> norm_squared;  // |p|² of the fp16 direction
+  Pair<float> rp;            // r·p
   Pair<int> iterations;
   Pair<int> status;  // lla_row_status
   Pair<bool> active;
 };
 
-// A pass over the keys needs every register: what it does not use waits in the thread's own corner of the scratch memory.
+// A pass over the keys needs every register: what it does not use waits in scratch memory, a quarter of the two rows' state
+// in each thread of a quad.
 struct SolveMemory {
-  static constexpr int kVectors = 4;  // of 16 bytes, per thread
-
-  __device__ __forceinline__ static void store(float4* to, const Solve& s, const Direction& d) {
+  __device__ __forceinline__ static void store(float4* to, const Solve& s, const Lane& lane) {
+    float4 part[4];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int flags = s.iterations[r] << 3 | s.status[r] << 1 | static_cast<int>(s.active[r]);
-      to[(2 * r) * kWarpgroup] = make_float4(s.rr[r], s.rr_start[r], s.curvature[r], __int_as_float(flags));
-      to[(2 * r + 1) * kWarpgroup] = make_float4(s.omega[r], s.ridge[r], d.inverse[r], d.norm_squared[r]);
+      const uint32_t exponent = __float_as_uint(s.inverse[r]) >> 23;
+      const uint32_t flags = static_cast<uint32_t>(s.iterations[r]) << 11 | exponent << 3 | s.status[r] << 1 | s.active[r];
+      part[2 * r] = make_float4(s.rr[r], s.rr_start[r], s.curvature[r], __uint_as_float(flags));
+      part[2 * r + 1] = make_float4(s.omega[r], s.ridge[r], s.norm_squared[r], s.rp[r]);
     }
+    const int t = lane.column / 2;
+    *to = t == 0 ? part[0] : t == 1 ? part[1] : t == 2 ? part[2] : part[3];
   }
-  __device__ __forceinline__ static void load(const float4* from, Solve& s, Direction& d) {
+  __device__ __forceinline__ static void load(const float4* from, Solve& s, const Lane& lane) {
+    unpack(*from, s, lane);
+  }
+  __device__ __forceinline__ static void unpack(const float4& mine, Solve& s, const Lane& lane) {
+    const int quad = lane.thread % 32 & ~3;
+    const auto fetch = [&](float v, int t) { return __shfl_sync(0xffffffffu, v, quad + t); };
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float4 a = from[(2 * r) * kWarpgroup], b = from[(2 * r + 1) * kWarpgroup];
-      s.rr[r] = a.x, s.rr_start[r] = a.y, s.curvature[r] = a.z;
-      const int flags = __float_as_int(a.w);
-      s.iterations[r] = flags >> 3, s.status[r] = flags >> 1 & 3, s.active[r] = flags & 1;
-      s.omega[r] = b.x, s.ridge[r] = b.y, d.inverse[r] = b.z, d.norm_squared[r] = b.w;
+      s.rr[r] = fetch(mine.x, 2 * r), s.rr_start[r] = fetch(mine.y, 2 * r), s.curvature[r] = fetch(mine.z, 2 * r);
+      const uint32_t flags = __float_as_uint(fetch(mine.w, 2 * r));
+      s.iterations[r] = static_cast<int>(flags >> 11), s.status[r] = flags >> 1 & 3, s.active[r] = flags & 1;
+      s.inverse[r] = __uint_as_float((flags >> 3 & 255) << 23);
+      s.omega[r] = fetch(mine.x, 2 * r + 1), s.ridge[r] = fetch(mine.y, 2 * r + 1);
+      s.norm_squared[r] = fetch(mine.z, 2 * r + 1), s.rp[r] = fetch(mine.w, 2 * r + 1);
     }
   }
 };
@@ -63,34 +73,31 @@ __device__ __forceinline__ T& tile_word(void* tile, uint32_t offset) {
   return *reinterpret_cast<T*>(static_cast<char*>(tile) + offset);
 }
 
-// The bound |E| <= 2 |p| max|k| fixes the scale of U before any tile is seen.
-__device__ __forceinline__ void finish_direction(Direction& d, const Pair<float>& dots, float largest_key_norm) {
+// The bound |E| <= 2 |p| max|k| fixes the scale of U before any tile is seen. An error of the centre shifts all E of a row
+// alike, which the row-sum correction takes out again: the mean may be rounded.
+__device__ __forceinline__ void finish_direction(Direction& d, const Pair<float>& norm_squared, const Pair<float>& dots,
+                                                 float largest_key_norm) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    d.scale[r] = power_of_two_below(2.001f * sqrtf(d.norm_squared[r]) * largest_key_norm);
+    d.scale[r] = power_of_two_below(2.001f * sqrtf(norm_squared[r]) * largest_key_norm);
     d.centre[r] = dots[r] * d.scale[r];
   }
 }
 
-template <int kDim>
-__device__ __forceinline__ void row_scales(const float (&v)[kDim / 2], Pair<float>& scale, Pair<float>& inverse) {
-  Pair<float> largest = {0, 0};
+// Writes v, rounded to fp16 with a power of two per row, into the warpgroup's tile: the first direction, r = v. With kSplit
+// what rounding left over goes into `low`: x in the output pass.
+template <int kDim, bool kSplit = false>
+__device__ __forceinline__ void write_direction(const float (&v)[kDim / 2], const float (&mean)[kDim / 2], __half* tile,
+                                                __half* low, const Lane& lane, float largest_key_norm, Solve& s, Direction& d) {
+  Pair<float> largest = {0, 0}, scale;
 #pragma unroll
   for (int e = 0; e < kDim / 2; ++e) largest[row_of(e)] = fmaxf(largest[row_of(e)], fabsf(v[e]));
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     scale[r] = power_of_two_scale(quad_max(largest[r]));
-    inverse[r] = 1.0f / scale[r];
+    s.inverse[r] = 1.0f / scale[r];
   }
-}
-
-// Writes v, rounded, into the warpgroup's tile. With kSplit what rounding left over goes into `low` (x in the output pass).
-template <int kDim, bool kSplit = false>
-__device__ __forceinline__ void write_direction(const float (&v)[kDim / 2], const float (&mean)[kDim / 2], __half* tile,
-                                                __half* low, const Lane& lane, float largest_key_norm, Direction& d) {
-  Pair<float> scale;
-  row_scales<kDim>(v, scale, d.inverse);
-  Pair<float> dots = {0, 0}, squares = {0, 0};
+  Pair<float> dots = {0, 0}, squares = {0, 0}, rp = {0, 0};
 #pragma unroll
   for (int i = 0; i < kDim / 4; ++i) {
     const int r = i & 1;
@@ -107,13 +114,15 @@ __device__ __forceinline__ void write_direction(const float (&v)[kDim / 2], cons
     }
     squares[r] += rounded.x * rounded.x + rounded.y * rounded.y;
     dots[r] += rounded.x * mean[2 * i] + rounded.y * mean[2 * i + 1];
+    rp[r] += rounded.x * v[2 * i] + rounded.y * v[2 * i + 1];
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    d.norm_squared[r] = quad_sum(squares[r]);
+    s.norm_squared[r] = quad_sum(squares[r]);
+    s.rp[r] = quad_sum(rp[r]);
     dots[r] = quad_sum(dots[r]);
   }
-  finish_direction(d, dots, largest_key_norm);
+  finish_direction(d, s.norm_squared, dots, largest_key_norm);
 }
 
 // r = rhs; rows that are not solved (already zero, no keys, NaN) have active = false and get a zero direction.
@@ -139,119 +148,145 @@ struct StepLimits {
   int max_iterations;
 };
 
-// Ap = (product - sums mean) scale + Λ p in place of product = Σ U k. `ridges` is λ per dimension in fragment order (+inf:
-// the dimension is projected out), or null where a row has one λ.
-template <int kDim>
-__device__ __forceinline__ void finish_product(float (&product)[kDim / 2], const Pair<float>& sums, const Pair<float>& scale,
-                                               const float (&mean)[kDim / 2], __half* tile, const Pair<float>& ridge,
-                                               const float* ridges, const Lane& lane) {
-#pragma unroll
-  for (int e = 0; e < kDim / 2; ++e) product[e] = fmaf(-sums[row_of(e)], mean[e], product[e]) * scale[row_of(e)];
-  if (ridges == nullptr) {
-#pragma unroll
-    for (int i = 0; i < kDim / 4; ++i) {
-      if (i % 8 == 0) keep_order();
-      const float2 v = unpack(tile_word<uint32_t>(tile, lane.tile_offset(i / 2, i & 1)));
-      product[2 * i] = fmaf(ridge[i & 1], v.x, product[2 * i]);
-      product[2 * i + 1] = fmaf(ridge[i & 1], v.y, product[2 * i + 1]);
-    }
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kDim / 4; ++i) {
-    if (i % 8 == 0) keep_order();
-    const float2 l = reinterpret_cast<const float2*>(ridges)[(i / 2 * kWarpgroup + lane.thread) * 2 + i % 2];
-    const float2 v = unpack(tile_word<uint32_t>(tile, lane.tile_offset(i / 2, i & 1)));
-    product[2 * i] = l.x == INFINITY ? 0.0f : fmaf(l.x, v.x, product[2 * i]);
-    product[2 * i + 1] = l.y == INFINITY ? 0.0f : fmaf(l.y, v.y, product[2 * i + 1]);
-  }
+// Where a warpgroup keeps its vectors: p in the swizzled tile, r and x in fragment order.
+struct Vectors {
+  __half* p;
+  float* r;
+  float* x;             // in global memory, only added to
+  const float* ridges;  // λ per dimension in fragment order (+inf: projected out); null where a row has one λ
+};
+
+// x += step of one thread's four elements: nothing waits for it, and no other thread touches them.
+__device__ __forceinline__ void add_to(float4* to, float a, float b, float c, float d) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
 
-// One step, with ap = A p (see finish_product). Updates x, r, the rows' state, and writes the next direction into `tile`.
+// One step from product = Σ U k and its row sums: A p = data_scale (product - sums mean) + Λ p. `mean` holds the mean key as
+// fp16 pairs. Updates x, r and the rows' state, and writes the next direction.
 template <int kDim>
-__device__ __forceinline__ void step(Solve& solve, float (&product)[kDim / 2], const float (&mean)[kDim / 2], float* residual,
-                                     float* x, __half* tile, const Lane& lane, float largest_key_norm, const StepLimits& limits, Direction& d) {
-  constexpr int kQuads = kDim / 8;
-  float4* const residuals = reinterpret_cast<float4*>(residual) + lane.thread;
-  float4* const xs = reinterpret_cast<float4*>(x) + lane.thread;
-  const auto direction = [&](int word) { return unpack(tile_word<uint32_t>(tile, lane.tile_offset(word / 2, word & 1))); };
-  Pair<float> pap = {0, 0}, rp = {0, 0};
+__device__ __forceinline__ void step(Solve& s, float (&product)[kDim / 2], const Pair<float>& sums, const Pair<float>& data_scale,
+                                     uint32_t (&mean)[kDim / 4], const Vectors& at, const Lane& lane,
+                                     float largest_key_norm, const StepLimits& limits, Direction& d) {
+  constexpr int kWords = kDim / 4, kQuads = kDim / 8;
+  uint32_t p[kWords];
 #pragma unroll
-  for (int i = 0; i < kQuads; ++i) {
-    if (i % 4 == 0) keep_order();
-    const float4 r = residuals[i * kWarpgroup];
-    const float2 p0 = direction(2 * i), p1 = direction(2 * i + 1);
-    pap[0] = fmaf(p0.x, product[4 * i], fmaf(p0.y, product[4 * i + 1], pap[0]));
-    pap[1] = fmaf(p1.x, product[4 * i + 2], fmaf(p1.y, product[4 * i + 3], pap[1]));
-    rp[0] = fmaf(p0.x, r.x, fmaf(p0.y, r.y, rp[0]));
-    rp[1] = fmaf(p1.x, r.z, fmaf(p1.y, r.w, rp[1]));
-  }
-  Pair<float> alpha;
+  for (int i = 0; i < kWords; ++i) p[i] = tile_word<uint32_t>(at.p, lane.tile_offset(i / 2, i & 1));
+
+  // Everything in units of the data part: the scale comes in with the step length.
+  Pair<float> pap = {0, 0}, ridge, inverse_scale;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    pap[h] = quad_sum(pap[h]);
-    rp[h] = quad_sum(rp[h]);
-    const float curvature = pap[h] / d.norm_squared[h];
-    solve.curvature[h] = fmaxf(solve.curvature[h], curvature);
-    alpha[h] = rp[h] / pap[h];
-    if (solve.active[h] && !(curvature > kLeastCurvature * solve.curvature[h] && fabsf(alpha[h]) < 0x1p126f)) {
-      solve.active[h] = false;
-      solve.status[h] = LLA_ROW_BREAKDOWN;
-    }
-    if (!solve.active[h]) alpha[h] = 0;
-    solve.iterations[h] += solve.active[h];
+    inverse_scale[h] = data_scale[h] > 0 ? 1.0f / data_scale[h] : 0.0f;
+    ridge[h] = s.ridge[h] * inverse_scale[h];
   }
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    const int h = i & 1;
+    const float2 m = unpack(mean[i]), v = unpack(p[i]);
+    product[2 * i] = fmaf(-sums[h], m.x, product[2 * i]);
+    product[2 * i + 1] = fmaf(-sums[h], m.y, product[2 * i + 1]);
+    if (at.ridges == nullptr) {
+      product[2 * i] = fmaf(ridge[h], v.x, product[2 * i]);
+      product[2 * i + 1] = fmaf(ridge[h], v.y, product[2 * i + 1]);
+    }
+  }
+  if (at.ridges != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      if (i % 8 == 0) keep_order();
+      const float2 l = reinterpret_cast<const float2*>(at.ridges)[(i / 2 * kWarpgroup + lane.thread) * 2 + i % 2];
+      const float2 v = unpack(p[i]);
+      product[2 * i] = l.x == INFINITY ? 0.0f : fmaf(l.x * inverse_scale[i & 1], v.x, product[2 * i]);
+      product[2 * i + 1] = l.y == INFINITY ? 0.0f : fmaf(l.y * inverse_scale[i & 1], v.y, product[2 * i + 1]);
+    }
+  }
+  forget(p);
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    const float2 v = unpack(p[i]);
+    pap[i & 1] = fmaf(v.x, product[2 * i], fmaf(v.y, product[2 * i + 1], pap[i & 1]));
+  }
+
+  Pair<float> alpha, residual_step;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    pap[h] = quad_sum(pap[h]) * data_scale[h];
+    const float curvature = pap[h] / s.norm_squared[h];
+    s.curvature[h] = fmaxf(s.curvature[h], curvature);
+    alpha[h] = s.rp[h] / pap[h];
+    if (s.active[h] && !(curvature > kLeastCurvature * s.curvature[h] && fabsf(alpha[h]) < 0x1p126f)) {
+      s.active[h] = false;
+      s.status[h] = LLA_ROW_BREAKDOWN;
+    }
+    if (!s.active[h]) alpha[h] = 0;
+    residual_step[h] = -alpha[h] * data_scale[h];
+    s.iterations[h] += s.active[h];
+  }
+
+  float4* const residuals = reinterpret_cast<float4*>(at.r) + lane.thread;
+  float4* const xs = reinterpret_cast<float4*>(at.x) + lane.thread;
   Pair<float> rr = {0, 0};
+  forget(p);
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
     if (i % 4 == 0) keep_order();
-    const float4 r4 = residuals[i * kWarpgroup];
-    float r[4] = {r4.x, r4.y, r4.z, r4.w};
-    const float4 x4 = xs[i * kWarpgroup];
-    float xv[4] = {x4.x, x4.y, x4.z, x4.w};
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float2 pf = direction(2 * i + h);
-      const float pv[2] = {pf.x, pf.y};
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const int q = 2 * h + c;
-        xv[q] = fmaf(alpha[h], pv[c], xv[q]);
-        if (solve.active[h]) r[q] = fmaf(-alpha[h], product[4 * i + q], r[q]);
-        rr[h] = fmaf(r[q], r[q], rr[h]);
-        product[4 * i + q] = r[q];
-      }
-    }
+    const float4 old = residuals[i * kWarpgroup];
+    float* const r = &product[4 * i];
+    r[0] = s.active[0] ? fmaf(residual_step[0], r[0], old.x) : old.x;
+    r[1] = s.active[0] ? fmaf(residual_step[0], r[1], old.y) : old.y;
+    r[2] = s.active[1] ? fmaf(residual_step[1], r[2], old.z) : old.z;
+    r[3] = s.active[1] ? fmaf(residual_step[1], r[3], old.w) : old.w;
+    rr[0] = fmaf(r[0], r[0], fmaf(r[1], r[1], rr[0]));
+    rr[1] = fmaf(r[2], r[2], fmaf(r[3], r[3], rr[1]));
     residuals[i * kWarpgroup] = make_float4(r[0], r[1], r[2], r[3]);
-    xs[i * kWarpgroup] = make_float4(xv[0], xv[1], xv[2], xv[3]);
+    const float2 v0 = unpack(p[2 * i]), v1 = unpack(p[2 * i + 1]);
+    add_to(xs + i * kWarpgroup, alpha[0] * v0.x, alpha[0] * v0.y, alpha[1] * v1.x, alpha[1] * v1.y);
   }
-  Pair<float> beta;
+
+  Pair<float> beta, scale;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float now = quad_sum(rr[h]);
-    beta[h] = now / solve.rr[h] * d.inverse[h];
-    if (solve.active[h]) {
-      solve.rr[h] = now;
-      if (now <= limits.tolerance_squared * solve.rr_start[h]) {
-        solve.active[h] = false;
-      } else if (solve.iterations[h] >= limits.max_iterations) {
-        solve.active[h] = false;
-        solve.status[h] = LLA_ROW_MAX_ITERATIONS;
+    beta[h] = now / s.rr[h] * s.inverse[h];
+    if (s.active[h]) {
+      s.rr[h] = now;
+      if (now <= limits.tolerance_squared * s.rr_start[h]) {
+        s.active[h] = false;
+      } else if (s.iterations[h] >= limits.max_iterations) {
+        s.active[h] = false;
+        s.status[h] = LLA_ROW_MAX_ITERATIONS;
       } else if (!(now < INFINITY)) {
-        solve.active[h] = false;
-        solve.status[h] = LLA_ROW_BREAKDOWN;
+        s.active[h] = false;
+        s.status[h] = LLA_ROW_BREAKDOWN;
       }
     }
+    // |r + β p| <= |r| + β |p| bounds the elements; fp16 has exponents to spare for the slack.
+    scale[h] = power_of_two_scale(sqrtf(now) + beta[h] * sqrtf(s.norm_squared[h]));
+    s.inverse[h] = 1.0f / scale[h];
+    if (!s.active[h]) scale[h] = beta[h] = 0;
+  }
+  Pair<float> dots = {0, 0}, squares = {0, 0}, rp = {0, 0};
+  forget(p);
+  forget(mean);
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    const int h = i & 1;
+    const float2 old = unpack(p[i]), m = unpack(mean[i]);
+    const uint32_t word =
+        pack(fmaf(beta[h], old.x, product[2 * i]) * scale[h], fmaf(beta[h], old.y, product[2 * i + 1]) * scale[h]);
+    tile_word<uint32_t>(at.p, lane.tile_offset(i / 2, h)) = word;
+    const float2 v = unpack(word);
+    squares[h] = fmaf(v.x, v.x, fmaf(v.y, v.y, squares[h]));
+    rp[h] = fmaf(v.x, product[2 * i], fmaf(v.y, product[2 * i + 1], rp[h]));
+    dots[h] = fmaf(v.x, m.x, fmaf(v.y, m.y, dots[h]));
   }
 #pragma unroll
-  for (int i = 0; i < kDim / 4; ++i) {
-    if (i % 8 == 0) keep_order();
-    const float2 pf = direction(i);
-    const bool on = solve.active[i & 1];
-    product[2 * i] = on ? fmaf(beta[i & 1], pf.x, product[2 * i]) : 0.0f;
-    product[2 * i + 1] = on ? fmaf(beta[i & 1], pf.y, product[2 * i + 1]) : 0.0f;
+  for (int h = 0; h < 2; ++h) {
+    s.norm_squared[h] = quad_sum(squares[h]);
+    s.rp[h] = quad_sum(rp[h]);
+    dots[h] = quad_sum(dots[h]);
   }
-  write_direction<kDim>(product, mean, tile, nullptr, lane, largest_key_norm, d);
+  finish_direction(d, s.norm_squared, dots, largest_key_norm);
 }
 
 }  // namespace lla::cuda::sm90

@@ -27,9 +27,23 @@ __device__ __forceinline__ float quad_max(float x) {
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
+// a / b to the last bit or nearly (exact where the quotient is a float), without the slow path; 0 where b is 0.
+__device__ __forceinline__ float divide(float a, float b) {
+  const float inverse = b > 0 ? __frcp_rn(b) : 0.0f;
+  const float quotient = a * inverse;
+  return fmaf(fmaf(-quotient, b, a), inverse, quotient);
+}
+
 // Memory accesses stay on their side of this: without it the compiler hoists the loads of a whole unrolled loop and runs out
 // of registers.
 __device__ __forceinline__ void keep_order() { asm volatile("" ::: "memory"); }
+
+// Words whose unpacked halves the compiler shall not keep from one loop to the next.
+template <int kCount>
+__device__ __forceinline__ void forget(uint32_t (&words)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(words[i]));
+}
 
 __device__ __forceinline__ uint32_t pack(float a, float b) {
   const __half2 h = __floats2half2_rn(a, b);
@@ -64,7 +78,7 @@ struct Fragment {
   __device__ __forceinline__ static void load(float (&to)[kDim / 2], const float* from, int thread) {
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
-      const float4 v = reinterpret_cast<const float4*>(from)[i * kWarpgroup + thread];
+      const float4 v = __ldcg(reinterpret_cast<const float4*>(from) + i * kWarpgroup + thread);  // x is made by L2 additions
       to[4 * i] = v.x, to[4 * i + 1] = v.y, to[4 * i + 2] = v.z, to[4 * i + 3] = v.w;
     }
   }
@@ -73,6 +87,22 @@ struct Fragment {
     for (int i = 0; i < kQuads; ++i) {
       reinterpret_cast<float4*>(to)[i * kWarpgroup + thread] =
           make_float4(from[4 * i], from[4 * i + 1], from[4 * i + 2], from[4 * i + 3]);
+    }
+  }
+  // The same vectors as fp16 pairs.
+  static constexpr int kHalfVectors = kDim / 16;
+  __device__ __forceinline__ static void load_half(uint32_t (&to)[kDim / 4], const uint4* from, int thread) {
+#pragma unroll
+    for (int i = 0; i < kHalfVectors; ++i) {
+      const uint4 v = from[i * kWarpgroup + thread];
+      to[4 * i] = v.x, to[4 * i + 1] = v.y, to[4 * i + 2] = v.z, to[4 * i + 3] = v.w;
+    }
+  }
+  __device__ __forceinline__ static void store_half(uint4* to, const float (&from)[kDim / 2], int thread) {
+#pragma unroll
+    for (int i = 0; i < kHalfVectors; ++i) {
+      const float* f = &from[8 * i];
+      to[i * kWarpgroup + thread] = make_uint4(pack(f[0], f[1]), pack(f[2], f[3]), pack(f[4], f[5]), pack(f[6], f[7]));
     }
   }
   __device__ __forceinline__ static void fill(float* to, float value, int thread) {

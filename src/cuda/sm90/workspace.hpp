@@ -40,8 +40,8 @@ struct WorkspaceLayout {
   int64_t size;
 
   // A block's scratch: these vectors, then the rows' solver state.
-  static constexpr int kMeanK = 0, kMeanV = 1, kX = 2, kRidge = 3, kVectors = 4;
-  static constexpr int64_t kRowState = 8;  // floats of a row, kept by each of the four threads that share it
+  static constexpr int kMeanK = 0, kMeanV = 1, kX = 2, kRidge = 3, kMeanHalf = 4, kVectors = 5;
+  static constexpr int64_t kRowState = 8;  // floats of a row
 
   WorkspaceLayout(const core::Problem& p, int workers, int64_t weights_bytes_per_worker) {
     int64_t at = 0;
@@ -58,7 +58,7 @@ struct WorkspaceLayout {
     bad_values = take(heads * keys_per_head);
     keys = take(heads * keys_per_head * dim * 2);
     values = take(heads * keys_per_head * dim * 2);
-    scratch_stride = int64_t{kBlockRows} * (dim * kVectors + 4 * kRowState) * 4;
+    scratch_stride = int64_t{kBlockRows} * (dim * kVectors + kRowState) * 4;
     scratch = take(scratch_stride * workers);
     weights_stride = weights_bytes_per_worker;
     weights = take(weights_stride * workers);

@@ -38,17 +38,20 @@ struct Consumer {
   __device__ __forceinline__ float4* row_state() const {
     return reinterpret_cast<float4*>(p.scratch + blockIdx.x * p.scratch_stride +
                                      WorkspaceLayout::kVectors * (2 * Fragment<kDim>::kElements)) +
-           group * SolveMemory::kVectors * kWarpgroup + threadIdx.x % kWarpgroup;
+           group * kWarpgroup + threadIdx.x % kWarpgroup;
   }
   __device__ __forceinline__ uint4* cached_weights(int tile) const {
     return Cache::at(p.weights + blockIdx.x * p.weights_stride, tile, group, threadIdx.x % kWarpgroup);
   }
+  // Tells the compiler that all threads of a warp hold the same value.
+  __device__ __forceinline__ static int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
   __device__ __forceinline__ const GroupTiles& tiles() const { return s.group_tiles[group]; }
   __device__ __forceinline__ void sync_group() const { named_sync(kGroupBarrier + group, kWarpgroup); }
   __device__ __forceinline__ __half* tile_at(uint32_t position) const { return s.tiles[s.ring.stage(position)]; }
 
-  // Turns keep the warpgroups' products apart: while one multiplies, the other does its arithmetic. Both take one turn per
-  // tile of a pass, whether they use the tile or not.
+  // Turns keep the warpgroups' products apart: while one multiplies, the other does its arithmetic. A turn is passed on when
+  // the products are all but done (passed on when issued, both finish together and then both leave the tensor cores idle).
+  // Both warpgroups take one turn per tile of a pass, whether they use the tile or not.
   __device__ __forceinline__ void take_turn() const {
     if (Config::kTurns) named_sync(kTurnBarrier + group, 2 * kWarpgroup);
   }
@@ -71,12 +74,13 @@ struct Consumer {
 
   __device__ __forceinline__ void largest_pass() {
     Pair<float> largest = {-INFINITY, -INFINITY};
-    const PassOrder order{base, tiles().count, false};
+    const PassOrder order{base, uniform(tiles().count), false};
     for (int tile = 0; tile < order.count; ++tile) {
       const uint32_t position = order.key(tile);
       s.ring.wait(position);
       if (tile >= tiles().own.begin && tile < tiles().own.end) {
         Scores scores;
+        define(scores);
         mma_fence();
         product_transposed<kDim, kKeys>(scores, s.q[group], tile_at(position));
         mma_commit();
@@ -98,63 +102,103 @@ struct Consumer {
     }
   }
 
+  __device__ __forceinline__ void issue_logits(Scores& scores, uint32_t position) const {
+    product_transposed<kDim, kKeys, false, 0, kDim / 16 - 1>(scores, s.q[group], tile_at(position));
+    mma_commit();
+    product_transposed<kDim, kKeys, false, kDim / 16 - 1>(scores, s.q[group], tile_at(position));
+    mma_commit();
+  }
+
   __device__ __forceinline__ void means_pass(Vector& mean_k, Vector& mean_v, Pair<float>& omega) {
 #pragma unroll
     for (int e = 0; e < kDim / 2; ++e) mean_k[e] = mean_v[e] = 0;
     omega[0] = omega[1] = 0;
-    const PassOrder order{base, tiles().count, true};
-    for (int tile = 0; tile < order.count; ++tile) {
-      const uint32_t key_position = order.key(tile), value_position = order.value(tile);
-      s.ring.wait(key_position);
-      if (tile >= tiles().own.begin && tile < tiles().own.end) {
-        Words w;
-        {
-          Scores scores;
-          mma_fence();
-          product_transposed<kDim, kKeys>(scores, s.q[group], tile_at(key_position));
-          mma_commit();
-          mma_wait<0>();
-          pin(scores);
-          mask(scores, tile);
-          make_weights<kKeys>(w, scores, rows);
-        }
-        s.ring.wait(value_position);
-        pin(w);
-        mma_fence();
-        product<kDim, kKeys>(mean_k, w, tile_at(key_position));
-        product<kDim, kKeys>(mean_v, w, tile_at(value_position));
-        mma_commit();
-        add_row_sums<kKeys>(omega, w);
-        if (Config::kCached) Cache::store(cached_weights(tile), w);
-        uint32_t any = 0;
-#pragma unroll
-        for (int i = 0; i < kKeys / 4; ++i) any |= w[i];
-        if (__any_sync(0xffffffffu, any != 0) && threadIdx.x % 32 == 0 && tile < Config::kLiveWords * 32) {
-          atomicOr(&s.live[parity].bits[group][tile / 32], 1u << (tile % 32));
-        }
+    const PassOrder order{base, uniform(tiles().count), true};
+    const int own_begin = uniform(tiles().own.begin), own_end = uniform(tiles().own.end);
+    const auto skip = [&](int tile) {  // the turn first: the other warpgroup may need it before it frees a stage for the values
+      s.ring.wait(order.key(tile));
+      s.ring.release(order.key(tile));
+      take_turn();
+      pass_turn();
+      s.ring.wait(order.value(tile));
+      s.ring.release(order.value(tile));
+    };
+    int tile = 0;
+    for (; tile < order.count && (tile < own_begin || own_end <= own_begin); ++tile) skip(tile);
+    if (tile < own_end) {
+      Scores scores;
+      Words w;
+      define(scores);
+      s.ring.wait(order.key(tile));
+      take_turn();
+      mma_fence();
+      issue_logits(scores, order.key(tile));
+      mma_wait<1>();
+      pass_turn();
+      while (true) {
         mma_wait<0>();
-        pin(mean_k);
-        pin(mean_v);
-        s.ring.release(key_position);
-        s.ring.release(value_position);
-      } else {
-        s.ring.release(key_position);
-        s.ring.wait(value_position);
-        s.ring.release(value_position);
+        pin(scores);
+        mask(scores, tile);
+        make_weights<kKeys>(w, scores, rows);
+        note_live(w, tile);
+        if (Config::kCached) Cache::store(cached_weights(tile), w);
+        add_row_sums<kKeys>(omega, w);
+        s.ring.wait(order.value(tile));
+        pin(w);
+        if (tile + 1 >= own_end) break;
+        s.ring.wait(order.key(tile + 1));
+        take_turn();
+        mma_fence();
+        product<kDim, kKeys>(mean_k, w, tile_at(order.key(tile)));
+        product<kDim, kKeys>(mean_v, w, tile_at(order.value(tile)));
+        mma_commit();
+        issue_logits(scores, order.key(tile + 1));
+        mma_wait<2>();
+        s.ring.release(order.key(tile));
+        s.ring.release(order.value(tile));
+        mma_wait<1>();
+        pass_turn();
+        ++tile;
       }
+      mma_fence();
+      product<kDim, kKeys>(mean_k, w, tile_at(order.key(tile)));
+      product<kDim, kKeys>(mean_v, w, tile_at(order.value(tile)));
+      mma_commit();
+      mma_wait<0>();
+      pin(mean_k);
+      pin(mean_v);
+      s.ring.release(order.key(tile));
+      s.ring.release(order.value(tile));
+      ++tile;
     }
+    for (; tile < order.count; ++tile) skip(tile);
     base = order.end();
     omega[0] = quad_sum(omega[0]);
     omega[1] = quad_sum(omega[1]);
   }
 
-  // Issues what a tile's U is made of: raw scores (unless cached) and raw E = P Kᵀ, or x Kᵀ in two parts.
+  // Remembers that a tile has a non-zero weight.
+  __device__ __forceinline__ void note_live(const Words& w, int tile) {
+    uint32_t any = 0;
+#pragma unroll
+    for (int i = 0; i < kKeys / 4; ++i) any |= w[i];
+    if (__any_sync(0xffffffffu, any != 0) && threadIdx.x % 32 == 0 && tile < Config::kLiveWords * 32) {
+      atomicOr(&s.live[parity].bits[group][tile / 32], 1u << (tile % 32));
+    }
+  }
+
+  // Issues what a tile's U is made of: raw scores (unless cached) and raw E = P Kᵀ, or x Kᵀ in two parts. Two groups: the
+  // second is the last instruction alone, so that waiting for all but it says that the tensor cores are nearly free.
   template <bool kOutput>
   __device__ __forceinline__ void issue_scores(Scores& scores, Scores& e, uint32_t position) const {
     const __half* keys = tile_at(position);
     if constexpr (!Config::kCached) product_transposed<kDim, kKeys>(scores, s.q[group], keys);
-    product_transposed<kDim, kKeys>(e, s.p[group], keys);
-    if constexpr (kOutput) product_transposed<kDim, kKeys, true>(e, reinterpret_cast<const __half*>(s.residual[group]), keys);
+    if constexpr (kOutput) {
+      product_transposed<kDim, kKeys>(e, reinterpret_cast<const __half*>(s.residual[group]), keys);
+    }
+    product_transposed<kDim, kKeys, kOutput, 0, kDim / 16 - 1>(e, s.p[group], keys);
+    mma_commit();
+    product_transposed<kDim, kKeys, kOutput, kDim / 16 - 1>(e, s.p[group], keys);
     mma_commit();
   }
 
@@ -176,12 +220,12 @@ struct Consumer {
       if (!mine(tile)) {
         s.ring.wait(order.key(i));
         s.ring.release(order.key(i));
+        take_turn();
+        pass_turn();
         if (kOutput) {
           s.ring.wait(order.value(i));
           s.ring.release(order.value(i));
         }
-        take_turn();
-        pass_turn();
         tile = map.next(tile + 1, tiles().count);
         ++i;
         continue;
@@ -189,11 +233,14 @@ struct Consumer {
       // A run of this warpgroup's tiles: while U K of one runs, the scores of the next are issued behind it.
       Scores scores, e;
       Words u, w;
+      if constexpr (!Config::kCached) define(scores);
+      define(e);
       if constexpr (Config::kCached) Cache::load(w, cached_weights(tile));
       s.ring.wait(order.key(i));
       take_turn();
       mma_fence();
       issue_scores<kOutput>(scores, e, order.key(i));
+      mma_wait<1>();
       pass_turn();
       while (true) {
         mma_wait<0>();
@@ -216,9 +263,10 @@ struct Consumer {
         product<kDim, kKeys>(acc, u, tile_at(last_position(i)));
         mma_commit();
         issue_scores<kOutput>(scores, e, order.key(i + 1));
-        pass_turn();
-        mma_wait<1>();
+        mma_wait<2>();
         s.ring.release(last_position(i));
+        mma_wait<1>();
+        pass_turn();
         ++i;
       }
       mma_fence();
@@ -265,22 +313,21 @@ struct Consumer {
   // One step of conjugate gradients from acc = Σ U k. Returns whether a row of this thread goes on.
   __device__ __forceinline__ bool take_step(Vector& acc, Pair<float>& sums, Direction& d) {
     const Lane lane = own_lane();
+    const float4 state = *row_state();
+    uint32_t mean[kDim / 4];
+    Fragment<kDim>::load_half(mean, reinterpret_cast<const uint4*>(section(WorkspaceLayout::kMeanHalf)), lane.thread);
     Solve solve;
-    Vector mean;
-    SolveMemory::load(row_state(), solve, d);
-    Fragment<kDim>::load(mean, section(WorkspaceLayout::kMeanK), lane.thread);
-    const HeadScales head(p, s.head_index[parity]);
+    SolveMemory::unpack(state, solve, lane);
     Pair<float> scale;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       sums[r] = quad_sum(sums[r]);
-      scale[r] = d.scale[r] > 0 ? 1.0f / (head.key * head.key * solve.omega[r] * d.scale[r]) : 0.0f;
+      scale[r] = d.scale[r] > 0 ? 1.0f / (tiles().key_scale * tiles().key_scale * solve.omega[r] * d.scale[r]) : 0.0f;
     }
-    finish_product<kDim>(acc, sums, scale, mean, s.p[group], solve.ridge,
-                         p.ridge.per_dim ? section(WorkspaceLayout::kRidge) : nullptr, lane);
-    step<kDim>(solve, acc, mean, s.residual[group], section(WorkspaceLayout::kX), s.p[group], lane, head.key_norm,
-               StepLimits{p.tolerance_squared, p.max_iterations}, d);
-    SolveMemory::store(row_state(), solve, d);
+    const Vectors at{s.p[group], s.residual[group], section(WorkspaceLayout::kX),
+                     p.ridge.per_dim ? section(WorkspaceLayout::kRidge) : nullptr};
+    step<kDim>(solve, acc, sums, scale, mean, at, lane, tiles().key_norm, StepLimits{p.tolerance_squared, p.max_iterations}, d);
+    SolveMemory::store(row_state(), solve, lane);
     return solve.active[0] || solve.active[1];
   }
 
@@ -312,13 +359,15 @@ struct Consumer {
       to.unmasked = common_keys(p.shape, b.block, first_row, kGroupRows);
       to.diagonal = first_row + b.block.length_k - b.block.length_q;
       to.length_k = b.block.length_k;
-      s.head_index[parity] = b.head_index;  // both warpgroups write the same
+      const HeadScales head(p, b.head_index);
+      to.key_scale = head.key;
+      to.key_norm = head.key_norm;
     }
     load_queries<kDim>(s.q[group], s.q_scale[group], p, b.block, first_row, lane.thread);
     for (int word = lane.thread; word < Config::kLiveWords; word += kWarpgroup) s.live[parity].bits[group][word] = 0;
     fence_async_proxy();
     sync_group();
-    const float key_scale = HeadScales(p, b.head_index).key;
+    const float key_scale = tiles().key_scale;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float q_scale = s.q_scale[group][lane.row + 8 * r];
@@ -335,12 +384,13 @@ struct Consumer {
       Vector mean_v;
       means_pass(mean, mean_v, solve.omega);
 #pragma unroll
-      for (int e = 0; e < kDim / 2; ++e) mean_v[e] = solve.omega[row_of(e)] > 0 ? mean_v[e] / solve.omega[row_of(e)] : 0.0f;
+      for (int e = 0; e < kDim / 2; ++e) mean_v[e] = divide(mean_v[e], solve.omega[row_of(e)]);
       Fragment<kDim>::store(section(WorkspaceLayout::kMeanV), mean_v, lane.thread);
     }
 #pragma unroll
-    for (int e = 0; e < kDim / 2; ++e) mean[e] = solve.omega[row_of(e)] > 0 ? mean[e] / solve.omega[row_of(e)] : 0.0f;
+    for (int e = 0; e < kDim / 2; ++e) mean[e] = divide(mean[e], solve.omega[row_of(e)]);
     Fragment<kDim>::store(section(WorkspaceLayout::kMeanK), mean, lane.thread);
+    Fragment<kDim>::store_half(reinterpret_cast<uint4*>(section(WorkspaceLayout::kMeanHalf)), mean, lane.thread);
 
     const ForwardBlock b(p, s.item[parity], kKeys);
     const OwnRows own_rows(b.block, group, lane);
@@ -375,9 +425,9 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) solve.status[r] = good[r] ? LLA_ROW_OK : LLA_ROW_NAN;
     Fragment<kDim>::store(s.residual[group], rhs, lane.thread);
-    write_direction<kDim>(rhs, mean, s.p[group], nullptr, lane, head.key_norm, d);
+    write_direction<kDim>(rhs, mean, s.p[group], nullptr, lane, head.key_norm, solve, d);
     Fragment<kDim>::fill(section(WorkspaceLayout::kX), 0.0f, lane.thread);
-    SolveMemory::store(row_state(), solve, d);
+    SolveMemory::store(row_state(), solve, lane);
     return solve.active[0] || solve.active[1];
   }
 
@@ -387,7 +437,7 @@ struct Consumer {
     largest_pass();
     bool more = publish(prepare(d));
     bool other = other_needs_pass();  // both have published, so the live tiles are known
-    const int live = s.live[parity].total(tiles().count);
+    const int live = uniform(s.live[parity].total(tiles().count));
     Vector acc;
     Pair<float> sums;
     while (more || other) {
@@ -413,13 +463,13 @@ struct Consumer {
     const HeadScales head(p, b.head_index);
     Vector x, mean;
     Solve solve;
-    SolveMemory::load(row_state(), solve, d);
+    SolveMemory::load(row_state(), solve, lane);
     if (p.x.data != nullptr) {
       Pair<bool> valid;
       load_given_x<kDim>(x, valid, p, b.block, own_rows.row, lane, head.key);
 #pragma unroll
       for (int r = 0; r < 2; ++r) solve.status[r] = valid[r] ? solve.status[r] : LLA_ROW_NAN;
-      SolveMemory::store(row_state(), solve, d);
+      SolveMemory::store(row_state(), solve, lane);
     } else {
       Fragment<kDim>::load(x, section(WorkspaceLayout::kX), lane.thread);
     }
@@ -432,7 +482,12 @@ struct Consumer {
       store_saved<kDim>(p.saved.mean_k, mean, p.dim, p, b.block, own_rows, scale, lane);
     }
     sync_group();  // all threads are done with the residual, whose place takes x's low part
-    write_direction<kDim, true>(x, mean, s.p[group], reinterpret_cast<__half*>(s.residual[group]), lane, head.key_norm, d);
+    write_direction<kDim, true>(x, mean, s.p[group], reinterpret_cast<__half*>(s.residual[group]), lane, head.key_norm,
+                                solve, d);
+    if (lane.column == 0) {  // the queries' scales are no longer needed: x's take their place
+      s.q_scale[group][lane.row] = solve.inverse[0];
+      s.q_scale[group][lane.row + 8] = solve.inverse[1];
+    }
     fence_async_proxy();
     sync_group();
   }
@@ -446,14 +501,13 @@ struct Consumer {
     Vector mean;
     Fragment<kDim>::load(mean, section(WorkspaceLayout::kMeanV), lane.thread);
     Solve solve;
-    Direction last;
-    SolveMemory::load(row_state(), solve, last);
+    SolveMemory::load(row_state(), solve, lane);
     Pair<float> back, scale;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       sums[r] = quad_sum(sums[r]);
       const bool weighted = d.scale[r] > 0 && solve.omega[r] > 0;
-      back[r] = weighted ? d.inverse[r] / head.key / head.key / (solve.omega[r] * d.scale[r]) : 0.0f;
+      back[r] = weighted ? s.q_scale[group][lane.row + 8 * r] / head.key / head.key / (solve.omega[r] * d.scale[r]) : 0.0f;
       scale[r] = solve.status[r] == LLA_ROW_NAN ? NAN : 1.0f / head.value;
     }
 #pragma unroll

@@ -15,6 +15,7 @@ struct GroupTiles {
   KeyRange unmasked;  // keys all its rows see
   int diagonal;       // first row + Lk - Lq
   int length_k;
+  float key_scale, key_norm;  // HeadScales
 };
 
 template <class Config>
@@ -28,7 +29,6 @@ struct alignas(1024) ForwardShared {
   Barrier decided;  // both warpgroups said whether they need another pass
   int64_t item[2];
   int more[2][2];  // [decision parity][warpgroup]
-  int head_index[2];  // of the item's key head, [item parity]
   GroupTiles group_tiles[Config::kGroups];
   LiveTiles<Config::kLiveWords> live[2];  // [item parity]
   float q_scale[Config::kGroups][kGroupRows];  // NaN for a row with a non-finite element

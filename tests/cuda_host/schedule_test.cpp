@@ -1,0 +1,126 @@
+// The schedule against core::Mask, query by query.
+#include "cuda/sm90/schedule.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+#include <vector>
+
+#include "core/problem.hpp"
+#include "cuda/sm90/scale.hpp"
+
+namespace lla::cuda::sm90 {
+namespace {
+
+Shape make_shape(int batch, int heads, int lq, int lk, int left, int right) {
+  Shape s;
+  s.batch = batch, s.heads_q = heads, s.seqlen_q = lq, s.seqlen_k = lk, s.left = left, s.right = right;
+  return s;
+}
+
+TEST(Schedule, EveryBlockOnce) {
+  const Shape s = make_shape(3, 5, 300, 300, -1, 0);
+  std::set<std::tuple<int, int, int>> seen;
+  for (int64_t i = 0; i < s.items(); ++i) {
+    const Block b = block_of_item(s, nullptr, nullptr, i);
+    EXPECT_FALSE(b.empty());
+    EXPECT_EQ(b.first_row % kBlockRows, 0);
+    seen.emplace(b.batch, b.head, b.first_row);
+  }
+  EXPECT_EQ(seen.size(), 3u * 5u * 3u);
+}
+
+TEST(Schedule, LongestFirst) {
+  const Shape s = make_shape(2, 3, 1000, 1000, -1, 0);
+  int last = 1 << 30;
+  for (int64_t i = 0; i < s.items(); ++i) {
+    const Block b = block_of_item(s, nullptr, nullptr, i);
+    const int tiles = tiles_of(visible_keys(s, b, b.first_row, kBlockRows), 96).count();
+    EXPECT_LE(tiles, last);
+    last = tiles;
+  }
+}
+
+TEST(Schedule, PackedSequences) {
+  Shape s = make_shape(4, 2, 200, 200, -1, 0);
+  s.packed = 1, s.total_q = 330, s.total_k = 330;
+  const int32_t cu[] = {0, 0, 200, 201, 330};  // the first is empty
+  int rows = 0;
+  for (int64_t i = 0; i < s.items(); ++i) {
+    const Block b = block_of_item(s, cu, cu, i);
+    EXPECT_EQ(b.length_q, cu[b.batch + 1] - cu[b.batch]);
+    EXPECT_EQ(b.start_k, cu[b.batch]);
+    if (!b.empty()) rows += b.last_row(b.first_row, kBlockRows) - b.first_row + 1;
+  }
+  EXPECT_EQ(rows, 2 * 330);
+}
+
+struct MaskCase {
+  int lq, lk, left, right;
+};
+
+class ScheduleMask : public testing::TestWithParam<MaskCase> {};
+
+TEST_P(ScheduleMask, AgreesWithCore) {
+  const MaskCase c = GetParam();
+  const Shape s = make_shape(1, 1, c.lq, c.lk, c.left, c.right);
+  const core::Mask mask{c.left, c.right};
+  for (int tile : {96, 128}) {
+    const int64_t most = most_tiles(s, tile);
+    for (int64_t item = 0; item < s.items(); ++item) {
+      const Block b = block_of_item(s, nullptr, nullptr, item);
+      for (int rows : {64, kBlockRows}) {
+        for (int first = b.first_row; first < std::min(b.first_row + kBlockRows, c.lq); first += rows) {
+          const int last = std::min(first + rows, c.lq) - 1;
+          int64_t begin = c.lk, end = 0, common_begin = 0, common_end = c.lk;
+          for (int i = first; i <= last; ++i) {
+            const int64_t row_begin = mask.begin(i, c.lq, c.lk), row_end = mask.end(i, c.lq, c.lk);
+            const KeyRange keys = visible_keys(s, b, i);
+            EXPECT_EQ(keys.begin, row_begin);
+            EXPECT_EQ(keys.end, row_end);
+            common_begin = std::max(common_begin, row_begin), common_end = std::min(common_end, row_end);
+            if (row_begin < row_end) begin = std::min(begin, row_begin), end = std::max(end, row_end);
+          }
+          const KeyRange common = common_keys(s, b, first, rows);
+          EXPECT_EQ(common.begin, common_begin);
+          EXPECT_EQ(common.end, common_end);
+          const TileRange tiles = tiles_of(visible_keys(s, b, first, rows), tile);
+          EXPECT_LE(tiles.count(), most);
+          if (begin < end) {
+            EXPECT_LE(tiles.begin * tile, begin);
+            EXPECT_GE(tiles.end * tile, end);
+          }
+        }
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, ScheduleMask,
+                         testing::Values(MaskCase{1, 1, -1, 0}, MaskCase{257, 257, -1, 0}, MaskCase{300, 100, -1, 0},
+                                         MaskCase{100, 300, -1, 0}, MaskCase{200, 300, -1, -1}, MaskCase{500, 500, 64, 0},
+                                         MaskCase{500, 700, 30, 20}, MaskCase{700, 500, 100, 0}, MaskCase{130, 0, -1, 0},
+                                         MaskCase{1000, 1000, 0, 0}, MaskCase{2000, 2000, 255, 255}));
+
+TEST(Scale, BringsTheLargestNearTheTop) {
+  for (float x : {1.0f, 0.3f, 7.5f, 65504.0f, 1e-10f, 3e10f}) {
+    const float scaled = power_of_two_scale(x) * x;
+    EXPECT_GE(scaled, 16384.0f);
+    EXPECT_LT(scaled, 32768.0f);
+  }
+  EXPECT_EQ(power_of_two_scale(0.0f), 1.0f);
+  EXPECT_GT(power_of_two_scale(1e-38f), 0.0f);
+}
+
+TEST(Scale, BoundStaysBelowOne) {
+  for (float x : {1.0f, 0.3f, 7.5f, 1e20f, 1e-20f}) {
+    EXPECT_LE(power_of_two_below(x) * x, 1.0f);
+    EXPECT_GE(power_of_two_below(x) * x, 0.25f);
+  }
+  EXPECT_EQ(power_of_two_below(0.0f), 0.0f);
+}
+
+}  // namespace
+}  // namespace lla::cuda::sm90

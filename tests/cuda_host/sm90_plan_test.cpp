@@ -1,0 +1,100 @@
+// The Hopper planner, asked about an H200 from any machine.
+#include <gtest/gtest.h>
+
+#include "cuda/sm90/forward/config.hpp"
+#include "cuda/sm90/plan.hpp"
+#include "cuda/sm90/sm90.hpp"
+#include "cuda/sm90/workspace.hpp"
+#include "plan/machine.hpp"
+
+namespace lla::cuda::sm90 {
+namespace {
+
+core::Problem problem(int64_t batch, int64_t heads, int64_t length, int64_t dim) {
+  core::Problem p;
+  p.device = core::Device::cuda;
+  p.dtype = p.out_dtype = DType::bf16;
+  p.batch = batch, p.heads_q = p.heads_kv = heads, p.seqlen_q = p.seqlen_k = length;
+  p.total_q = p.total_k = batch * length;
+  p.dim = p.value_dim = dim;
+  p.mask = {-1, 0};
+  return p;
+}
+
+const core::Machine kH200 = core::h200();
+
+TEST(Sm90Plan, Takes) {
+  for (int64_t dim : {8, 32, 64, 80, 96, 112, 128}) EXPECT_EQ(refuse(problem(2, 4, 1000, dim), kH200), "") << dim;
+}
+
+TEST(Sm90Plan, RefusesWithAReason) {
+  core::Problem p = problem(2, 4, 1000, 128);
+  p.dtype = DType::f32;
+  EXPECT_NE(refuse(p, kH200).find("bf16"), std::string::npos);
+  EXPECT_NE(refuse(problem(2, 4, 1000, 256), kH200).find("128"), std::string::npos);
+  EXPECT_NE(refuse(problem(2, 4, 1000, 20), kH200).find("multiples of 8"), std::string::npos);
+  p = problem(2, 4, 1000, 128);
+  p.solver = Solver::direct;
+  EXPECT_NE(refuse(p, kH200).find("conjugate gradients"), std::string::npos);
+  core::Machine older = kH200;
+  older.cuda.arch = 80;
+  EXPECT_NE(refuse(problem(2, 4, 1000, 128), older).find("8.0"), std::string::npos);
+}
+
+TEST(Sm90Plan, CachesWeightsWithinTheLimit) {
+  core::Problem p = problem(4, 8, 4096, 128);
+  core::Plan planned = plan(p, kH200);
+  EXPECT_TRUE(planned.cached_weights);
+  EXPECT_EQ(planned.workers, 132);
+  // 132 resident blocks of 128 queries, n keys rounded up to tiles, 2 bytes each: linear in n.
+  EXPECT_EQ(cached_weights_per_block(p), 43 * 96 * 128 * 2);
+  p.cached_weights_limit = 100 << 20;
+  EXPECT_FALSE(plan(p, kH200).cached_weights);
+  p.weights = Weights::cached;
+  EXPECT_NE(refuse(p, kH200).find("cached_weights_limit"), std::string::npos);
+  p.weights = Weights::recompute;
+  EXPECT_EQ(refuse(p, kH200), "");
+  EXPECT_FALSE(plan(p, kH200).cached_weights);
+}
+
+TEST(Sm90Plan, WindowShrinksTheCache) {
+  core::Problem p = problem(1, 8, 100000, 64);
+  EXPECT_FALSE(plan(p, kH200).cached_weights);  // 3.4 GB
+  p.mask = {1023, 0};
+  EXPECT_TRUE(plan(p, kH200).cached_weights);
+  EXPECT_LE(cached_weights_per_block(p), (1024 + 128 + 2 * 128) * 128 * 2);
+}
+
+TEST(Sm90Plan, WorkspaceStaysWithinItsBound) {
+  for (int64_t dim : {64, 128}) {
+    const core::Problem p = problem(4, 8, 4096, dim);
+    const core::Plan planned = plan(p, kH200);
+    const int64_t copies = 2 * p.total_k * p.heads_kv * dim * 2;
+    const int64_t weights = cached_weights_per_block(p) * planned.workers;
+    EXPECT_LE(static_cast<int64_t>(planned.workspace_bytes), copies + weights + (int64_t{64} << 20));
+  }
+}
+
+TEST(Sm90Plan, FewBlocksNeedLittle) {
+  const core::Plan planned = plan(problem(1, 1, 100, 64), kH200);
+  EXPECT_EQ(planned.workers, 1);
+  EXPECT_LT(planned.workspace_bytes, size_t{2} << 20);
+}
+
+TEST(Sm90Workspace, SectionsAreAlignedAndInOrder) {
+  core::Problem p = problem(3, 5, 777, 80);
+  p.packed = true;
+  p.total_q = p.total_k = 2001;
+  const WorkspaceLayout at(p, 7, 1024 * 5);
+  const int64_t order[] = {at.header,     at.head_statistics, at.bad_keys, at.bad_values,
+                           at.keys, at.values,          at.scratch,  at.weights,    at.size};
+  for (int i = 0; i + 1 < 9; ++i) {
+    EXPECT_LE(order[i], order[i + 1]);
+    EXPECT_EQ(order[i] % kWorkspaceAlignment, 0);
+  }
+  EXPECT_GE(at.values - at.keys, 2001 * 5 * 128 * 2);
+  EXPECT_GE(at.size - at.weights, 7 * 1024 * 5);
+}
+
+}  // namespace
+}  // namespace lla::cuda::sm90
