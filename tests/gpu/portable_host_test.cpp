@@ -86,6 +86,8 @@ TEST(PortableHost, WorkspaceSections) {
         expect(l.kind, rows * 4, true);
         expect(l.y, rows * p.dim * element, backward && solves);
         expect(l.mean_e, rows * element, backward);
+        expect(l.tau, rows * element, backward);
+        expect(l.tau_low, rows * element, backward);
         expect(l.mean_b, rows * element, backward);
         expect(l.c, rows * element, backward);
         expect(l.dridge, rows * element, backward && ridge == core::RidgeShape::scalar);

@@ -29,7 +29,9 @@ struct RowArrays {
   // Backward only.
   T* y = nullptr;
   T* mean_e = nullptr;  // x.mean_k
-  T* mean_b = nullptr;  // G.mean_v - y.mean_k
+  T* tau = nullptr;     // G.mean_v, and what the mean of G.v is off from it: see rhs.cu
+  T* tau_low = nullptr;
+  T* mean_b = nullptr;  // tau_low - y.mean_k
   T* c = nullptr;
   T* dridge = nullptr;  // the row's sum of -x y
 };

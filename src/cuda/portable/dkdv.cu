@@ -12,6 +12,7 @@ struct QueryConstants {
   T* max;
   T* omega;
   T* mean_e;
+  T* tau;
   T* mean_b;
   T* c;
   int32_t* kind;
@@ -26,7 +27,8 @@ struct QueryConstants {
     q.max = reinterpret_cast<T*>(q.end + kOther);
     q.omega = q.max + kOther;
     q.mean_e = q.omega + kOther;
-    q.mean_b = q.mean_e + kOther;
+    q.tau = q.mean_e + kOther;
+    q.mean_b = q.tau + kOther;
     q.c = q.mean_b + kOther;
     q.kind = reinterpret_cast<int32_t*>(q.c + kOther);
     return q;
@@ -36,7 +38,7 @@ struct QueryConstants {
 template <class T, int kDim>
 __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dkdv_kernel(const __grid_constant__ Arguments<T> a) {
   using C = Config<T, kDim>;
-  static_assert(C::kOther * (2 * sizeof(int64_t) + 5 * sizeof(T) + sizeof(int32_t)) <= C::kRowDataBytes);
+  static_assert(C::kOther * (2 * sizeof(int64_t) + 6 * sizeof(T) + sizeof(int32_t)) <= C::kRowDataBytes);
   extern __shared__ __align__(16) unsigned char shared[];
   const Tile<T, kDim> own_k{reinterpret_cast<T*>(shared)};
   const Tile<T, kDim> own_v{reinterpret_cast<T*>(shared + C::kOwnBytes)};
@@ -89,6 +91,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dkdv_kernel(cons
         constants.max[i] = counts ? a.rows.max[row + i] : T(0);
         constants.omega[i] = counts ? a.rows.omega[row + i] : T(1);
         constants.mean_e[i] = counts ? a.rows.mean_e[row + i] : T(0);
+        constants.tau[i] = counts ? a.rows.tau[row + i] : T(0);
         constants.mean_b[i] = counts ? a.rows.mean_b[row + i] : T(0);
         constants.c[i] = counts ? a.rows.c[row + i] : T(0);
         constants.begin[i] = exists ? p.mask.begin(first + i, s.length_q, s.length_k) : 0;
@@ -127,7 +130,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dkdv_kernel(cons
           const T weight = counts ? power_of_two(logit[0][r][c] * log2_factor - constants.max[i]) / constants.omega[i] : T(0);
           const T one_plus_e = 1 + e[0][r][c] - constants.mean_e[i];
           // A single key's value is its mean: b vanishes, and only dv is left.
-          const T b = kind == kSingle ? T(0) : gamma[0][r][c] - f[0][r][c] - constants.mean_b[i];
+          const T b = kind == kSingle ? T(0) : (gamma[0][r][c] - constants.tau[i]) - (f[0][r][c] + constants.mean_b[i]);
           pa[r][c] = weight * one_plus_e;
           pb[r][c] = weight * b;
           ds[r][c] = kind == kSingle ? T(0) : static_cast<T>(p.scale) * weight * (one_plus_e * b - constants.c[i]);

@@ -57,30 +57,28 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dq_kernel(const 
 
   Query query[C::kRows];
   int32_t kind[C::kRows];
-  T omega[C::kRows], max[C::kRows], mean_e[C::kRows], mean_b[C::kRows], sum[C::kRows];
+  T omega[C::kRows], max[C::kRows], mean_e[C::kRows], tau[C::kRows], mean_b[C::kRows], sum[C::kRows];
 #pragma unroll
   for (int r = 0; r < C::kRows; ++r) {
     query[r] = owned_query<C>(p, block, r);
     const Query& q = query[r];
     kind[r] = q.exists ? a.rows.kind[q.row] : static_cast<int32_t>(kEmpty);
-    mean_e[r] = mean_b[r] = sum[r] = 0;
+    mean_e[r] = tau[r] = mean_b[r] = sum[r] = 0;
     omega[r] = 1;
     max[r] = 0;
     const int own = group() + C::kGroups * r;
     if (is_regular(kind[r])) {
       omega[r] = a.rows.omega[q.row];
       max[r] = a.rows.max[q.row];
+      tau[r] = a.rows.tau[q.row];
       for_columns<C>(p.dim, [&](int c, int e, int column) {
         const T mean_k = a.rows.mean_k[q.row * p.dim + column];
         mean_e[r] += own_x.vec(own, lane() + kLanes * c).at[e] * mean_k;
         mean_b[r] -= own_y.vec(own, lane() + kLanes * c).at[e] * mean_k;
       });
-      for_columns<C>(p.value_dim, [&](int c, int e, int column) {
-        mean_b[r] += own_g.vec(own, lane() + kLanes * c).at[e] * a.rows.mean_v[q.row * p.value_dim + column];
-      });
     }
     mean_e[r] = row_sum(mean_e[r]);
-    mean_b[r] = row_sum(mean_b[r]);
+    mean_b[r] = row_sum(mean_b[r]) + (is_regular(kind[r]) ? a.rows.tau_low[q.row] : T(0));
   }
   Accumulator<C, T> acc;
   acc.zero();
@@ -101,7 +99,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dq_kernel(const 
         const bool visible = query[r].sees(first + lane() + kLanes * c);
         const T w = visible ? power_of_two(s[0][r][c] * log2_factor - max[r]) : T(0);
         const T one_plus_e = 1 + s[1][r][c] - mean_e[r];
-        const T b = gamma[0][r][c] - s[2][r][c] - mean_b[r];
+        const T b = (gamma[0][r][c] - tau[r]) - (s[2][r][c] + mean_b[r]);
         u[r][c] = w * one_plus_e * b;
         sum[r] += u[r][c];
       }

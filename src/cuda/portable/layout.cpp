@@ -27,6 +27,8 @@ Layout::Layout(const core::Problem& p, int direct_blocks) {
   kind = take(true, rows * 4);
   y = take(backward && solves, scalars * p.dim);
   mean_e = take(backward, scalars);
+  tau = take(backward, scalars);
+  tau_low = take(backward, scalars);
   mean_b = take(backward, scalars);
   c = take(backward, scalars);
   dridge = take(backward && (p.ridge == core::RidgeShape::head || p.ridge == core::RidgeShape::scalar), scalars);

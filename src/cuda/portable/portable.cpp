@@ -82,6 +82,8 @@ Arguments<T> arguments(const Call& call, const core::Plan& plan) {
   a.rows.kind = reinterpret_cast<int32_t*>(at(layout.kind));
   a.rows.y = array(layout.y);
   a.rows.mean_e = array(layout.mean_e);
+  a.rows.tau = array(layout.tau);
+  a.rows.tau_low = array(layout.tau_low);
   a.rows.mean_b = array(layout.mean_b);
   a.rows.c = array(layout.c);
   a.rows.dridge = array(layout.dridge);

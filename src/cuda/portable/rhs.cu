@@ -1,5 +1,9 @@
 // First pass of the backward after the statistics: t = sum of p (G.v - G.mean_v) k, the right-hand side of the solve for y,
 // or, with x given, already its gradient.
+//
+// Where one key has nearly all the weight, its G.v - tau is a difference of equal numbers and tau's own rounding would be all
+// that is left of it. The weighted sum of the differences as computed says by how much tau misses; the later passes subtract
+// that too, so that the differences sum to zero as they must.
 #include "cuda/portable/launch.cuh"
 #include "cuda/portable/rows.cuh"
 
@@ -92,7 +96,10 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) rhs_kernel(const
         a.rows.y[at] = 0;
       }
     });
-    if (lane() == 0 && kind[r] == kBad) {
+    if (lane() != 0) continue;
+    a.rows.tau[q.row] = kind[r] == kRegular ? tau[r] : T(0);
+    a.rows.tau_low[q.row] = kind[r] == kRegular ? total / omega[r] : T(0);
+    if (kind[r] == kBad) {
       a.rows.kind[q.row] = kBad;
       if (a.info.status) a.info.status[q.row] = LLA_ROW_NAN;
     }
