@@ -13,8 +13,13 @@ class HostMemory : public Memory {
  public:
   void* allocate(size_t bytes) override { return ::operator new(bytes, kAlignment); }
   void release(void* memory) override { ::operator delete(memory, kAlignment); }
-  void write(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
-  void read(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
+  void write(void* to, const void* from, size_t bytes) override { copy(to, from, bytes); }
+  void read(void* to, const void* from, size_t bytes) override { copy(to, from, bytes); }
+
+ private:
+  static void copy(void* to, const void* from, size_t bytes) {
+    if (bytes > 0) std::memcpy(to, from, bytes);  // an empty vector's data may be null
+  }
 };
 
 Memory* registered_cuda_memory = nullptr;
