@@ -139,37 +139,32 @@ ScalarType saved_type(const Tensor& q) {
   return q.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
-std::tuple<Tensor, Tensor, Tensor> forward(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x,
-                                           MaybeTensor cu_seqlens_q, MaybeTensor cu_seqlens_k, int64_t max_seqlen_q,
-                                           int64_t max_seqlen_k, std::optional<double> scale, bool causal,
-                                           int64_t window_left, int64_t window_right, double tol,
-                                           int64_t max_iterations, std::string solver,
-                                           std::optional<std::string> implementation, bool save, bool info) {
+// The output; also what the backward pass needs and what is known of each row, where a place for them is given.
+Tensor run_forward(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& ridge, const MaybeTensor& x,
+                   const Options& options, MaybeTensor* saved, MaybeTensor* row_info) {
   const auto guard = enter_device(q);
-  check_ranks(q, v, cu_seqlens_q);
+  check_ranks(q, v, options.cu_seqlens_q);
   lla_forward_args args;
   lla_forward_args_init(&args);
-  fill(args, q, k, v, ridge, x,
-       {cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right, tol,
-        max_iterations, solver, implementation});
+  fill(args, q, k, v, ridge, x, options);
 
-  const bool packed = cu_seqlens_q.has_value();
+  const bool packed = options.cu_seqlens_q.has_value();
   const int64_t batch = packed ? 1 : q.size(0), length = q.size(packed ? 0 : 1), heads = q.size(packed ? 1 : 2);
   const int64_t value_dim = v.size(packed ? 2 : 3);
   Tensor o = packed ? empty({length, heads, value_dim}, q.scalar_type(), q)
                     : empty({batch, length, heads, value_dim}, q.scalar_type(), q);
   args.o = view(o, "o");
-  int64_t saved_elements = 0;
-  if (save) check(lla_saved_size(&args, &saved_elements));
-  Tensor saved = empty({saved_elements}, saved_type(q), q);
-  if (save) args.saved = view(saved, "saved");
-
-  // One tensor for what is known of each row: iterations, residual (the bits of a float), status.
-  Tensor row_info = info ? empty({3, batch * heads * length}, ScalarType::Int, q) : empty({0}, ScalarType::Int, q);
-  if (info) {
+  if (saved != nullptr) {
+    int64_t elements = 0;
+    check(lla_saved_size(&args, &elements));
+    *saved = empty({elements}, saved_type(q), q);
+    args.saved = view(**saved, "saved");
+  }
+  if (row_info != nullptr) {  // one tensor: iterations, residual (the bits of a float), status
+    *row_info = empty({3, batch * heads * length}, ScalarType::Int, q);
     const auto section = [&](int64_t index, lla_dtype dtype) {
-      lla_tensor t = view(o, "o");  // for the device and the sizes; (B, Hq, Lq), packed (Hq, total_q)
-      t.data = static_cast<int32_t*>(row_info.data_ptr()) + index * batch * heads * length;
+      lla_tensor t = args.o;  // for the device; the size is (B, Hq, Lq), packed (Hq, total_q)
+      t.data = static_cast<int32_t*>((*row_info)->data_ptr()) + index * batch * heads * length;
       t.dtype = dtype;
       t.ndim = packed ? 2 : 3;
       const int64_t size[3] = {batch, heads, length}, stride[3] = {heads * length, length, 1};
@@ -187,7 +182,32 @@ std::tuple<Tensor, Tensor, Tensor> forward(Tensor q, Tensor k, Tensor v, MaybeTe
   args.workspace = workspace.data();
   args.stream = current_stream(q);
   check(lla_forward(&args));
-  return {o, saved, row_info};
+  return o;
+}
+
+std::tuple<Tensor, Tensor, Tensor> forward(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x,
+                                           MaybeTensor cu_seqlens_q, MaybeTensor cu_seqlens_k, int64_t max_seqlen_q,
+                                           int64_t max_seqlen_k, std::optional<double> scale, bool causal,
+                                           int64_t window_left, int64_t window_right, double tol,
+                                           int64_t max_iterations, std::string solver,
+                                           std::optional<std::string> implementation, bool save, bool info) {
+  MaybeTensor saved, row_info;
+  Tensor o = run_forward(q, k, v, ridge, x,
+                         {cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left,
+                          window_right, tol, max_iterations, solver, implementation},
+                         save ? &saved : nullptr, info ? &row_info : nullptr);
+  return {o, save ? *saved : empty({0}, saved_type(q), q), info ? *row_info : empty({0}, ScalarType::Int, q)};
+}
+
+// The output alone, in one tensor: the short way for small problems.
+Tensor inference(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x, MaybeTensor cu_seqlens_q,
+                 MaybeTensor cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k, std::optional<double> scale,
+                 bool causal, int64_t window_left, int64_t window_right, double tol, int64_t max_iterations,
+                 std::string solver, std::optional<std::string> implementation) {
+  return run_forward(q, k, v, ridge, x,
+                     {cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right,
+                      tol, max_iterations, solver, implementation},
+                     nullptr, nullptr);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(Tensor grad_o, Tensor q, Tensor k, Tensor v, MaybeTensor ridge,
@@ -272,6 +292,7 @@ std::string version() { return lla_version(); }
 // The same for every device: the library behind lla.h chooses by where the tensors are.
 void register_kernels(torch::stable::detail::StableLibrary& library) {
   library.impl("forward", TORCH_BOX(&forward));
+  library.impl("inference", TORCH_BOX(&inference));
   library.impl("backward", TORCH_BOX(&backward));
   library.impl("plan", TORCH_BOX(&plan));
 }
@@ -284,6 +305,7 @@ STABLE_TORCH_LIBRARY(lla, m) {
   const std::string inputs = "Tensor q, Tensor k, Tensor v, Tensor? ridge, Tensor? x, ";
   m.def(("forward(" + inputs + kOptionsSchema + ", bool save, bool info) -> (Tensor o, Tensor saved, Tensor row_info)")
             .c_str());
+  m.def(("inference(" + inputs + kOptionsSchema + ") -> Tensor").c_str());
   m.def(("backward(Tensor grad_o, " + inputs + "Tensor saved, " + kOptionsSchema +
          ", bool need_dq, bool need_dk, bool need_dv, bool need_dridge) -> (Tensor dq, Tensor dk, Tensor dv, Tensor "
          "dridge)")

@@ -10,6 +10,7 @@ from . import _library
 LIBRARY_PATH = _library.load()
 
 forward = torch.ops.lla.forward.default
+inference = torch.ops.lla.inference.default
 backward = torch.ops.lla.backward.default
 plan = torch.ops.lla.plan.default
 
@@ -67,6 +68,12 @@ def _(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
     return o, saved, q.new_empty((3, rows) if info else (0,), dtype=torch.int32)
 
 
+@torch.library.register_fake("lla::inference")
+def _(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, *options):
+    _check_shapes(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k)
+    return q.new_empty((*q.shape[:-1], v.shape[-1]))
+
+
 @torch.library.register_fake("lla::backward")
 def _(grad_o, q, k, v, ridge, x, saved, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal,
       window_left, window_right, tol, max_iterations, solver, implementation, need_dq, need_dk, need_dv, need_dridge):
@@ -120,15 +127,20 @@ class _EagerForward(torch.autograd.Function):
     backward = staticmethod(_forward_backward)
 
 
-def run_forward(save, *args):
-    """lla::forward by the shortest way: traced and autocast code by the dispatcher's rules, eager code past them."""
+def run_forward(save, info, *args):
+    """(o, row information) by the shortest way: traced and autocast code by the dispatcher's rules, eager code past
+    them."""
     device_type = args[0].device.type
     if torch.compiler.is_compiling() or device_type not in _DEVICE_TYPES or torch.is_autocast_enabled(device_type):
-        return forward(*args)
-    if save:
-        return _EagerForward.apply(*args)
-    with _below_autograd():
-        return forward(*args)
+        o, _, row_info = forward(*args, save, info)
+    elif save:
+        o, _, row_info = _EagerForward.apply(*args, save, info)
+    else:
+        with _below_autograd():
+            if not info:
+                return inference(*args), None
+            o, _, row_info = forward(*args, save, info)
+    return o, row_info
 
 
 def _no_double_backward(ctx, *_):
