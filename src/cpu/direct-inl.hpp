@@ -129,24 +129,32 @@ void form_moments(Block<T>& block, Panel<T>& panel, int64_t lane, int64_t begin,
 // Channels with an infinite ridge (preconditioner 0) become rows of the identity.
 template <class T>
 void finish_matrix(const Panel<T>& panel, const DirectMemory& m, int64_t dim, int64_t lane) {
-  const int64_t n = dim + 1;
   const double* first = m.matrix;
+  double inverse_omega[kDirect];
+  for (int64_t l = 0; l < kDirect; ++l) inverse_omega[l] = first[l] > 0 ? 1.0 / first[l] : 1.0;
   for (int64_t a = 0; a < dim; ++a) {
-    double* row = triangle_row(m.matrix, n, a + 1);
+    double* row = triangle_row(m.matrix, dim + 1, a + 1);
+    const int64_t at = a * kPanel<T> + lane;
+    double mean[kDirect], is_free[kDirect], raw[kDirect];
     for (int64_t l = 0; l < kDirect; ++l) {
-      const double omega = first[l] > 0 ? first[l] : 1.0;
-      const double mean_a = first[(a + 1) * kDirect + l] / omega;
-      const auto is_free = [&](int64_t c) { return panel.preconditioner[c * kPanel<T> + lane + l] > 0; };
-      const double raw = row[l] / omega;
-      const double ridge = panel.ridge[a * kPanel<T> + lane + l];
-      for (int64_t b = a; b < dim; ++b) {
-        double& entry = row[(b - a) * kDirect + l];
-        const double covariance = (entry - mean_a * first[(b + 1) * kDirect + l]) / omega;
-        entry = is_free(a) && is_free(b) ? covariance : 0.0;
+      is_free[l] = panel.preconditioner[at + l] > 0 ? 1.0 : 0.0;
+      mean[l] = first[(a + 1) * kDirect + l] * inverse_omega[l];
+      raw[l] = row[l] * inverse_omega[l];
+    }
+    for (int64_t b = a; b < dim; ++b) {
+      double* entry = row + (b - a) * kDirect;
+      const double* first_b = first + (b + 1) * kDirect;
+      const T* free_b = panel.preconditioner + b * kPanel<T> + lane;
+      for (int64_t l = 0; l < kDirect; ++l) {
+        const double covariance = (entry[l] - mean[l] * first_b[l]) * inverse_omega[l];
+        entry[l] = covariance * is_free[l] * (free_b[l] > 0 ? 1.0 : 0.0);
       }
-      row[l] = is_free(a) ? row[l] + ridge : 1.0;
-      m.diagonal[a * kDirect + l] = is_free(a) ? raw + ridge : 1.0;
-      m.solution[a * kDirect + l] = is_free(a) ? static_cast<double>(panel.rhs[a * kPanel<T> + lane + l]) : 0.0;
+    }
+    for (int64_t l = 0; l < kDirect; ++l) {
+      const double ridge = panel.ridge[at + l];
+      row[l] = is_free[l] > 0 ? row[l] + ridge : 1.0;
+      m.diagonal[a * kDirect + l] = is_free[l] > 0 ? raw[l] + ridge : 1.0;
+      m.solution[a * kDirect + l] = is_free[l] > 0 ? static_cast<double>(panel.rhs[at + l]) : 0.0;
     }
   }
 }
