@@ -22,6 +22,11 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "cpu_only: does not depend on the device; skipped with --device cuda")
 
 
+def pytest_sessionstart(session):
+    if session.config.getoption("--device") == "cuda" and not torch.cuda.is_available():
+        pytest.exit("--device cuda, but torch finds no GPU", returncode=77)  # ctest's "skipped"
+
+
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--device") == "cpu":
         return
@@ -33,10 +38,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="session")
 def device(request):
-    name = request.config.getoption("--device")
-    if name == "cuda" and not torch.cuda.is_available():
-        pytest.fail("--device cuda, but torch finds no GPU")
-    return name
+    return request.config.getoption("--device")
 
 
 @pytest.fixture(autouse=True)
