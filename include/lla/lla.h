@@ -9,7 +9,8 @@
  *  - Layouts: q (B, Lq, Hq, D), k (B, Lk, Hkv, D), v (B, Lk, Hkv, Dv), o (B, Lq, Hq, Dv), Hq a multiple of Hkv.
  *    Packed sequences drop the batch dimension, q (total_q, Hq, D) and so on, and give cu_seqlens_q and cu_seqlens_k.
  *  - Structs begin with their size so that they can grow; fill them with the _init function, then set the fields you need.
- *  - Nothing is allocated in a call: ask for the workspace size, pass a workspace. (CPU threads are kept in a pool.) */
+ *  - Nothing is allocated in a call: ask for the workspace size, pass a workspace. (CPU threads are kept in a pool; the
+ *    fp64 reference, last in the list, is the one implementation that allocates as it goes.) */
 #ifndef LLA_LLA_H
 #define LLA_LLA_H
 
@@ -109,6 +110,7 @@ typedef struct lla_forward_args {
   lla_tensor q, k, v, ridge, x;
   lla_tensor o;
   /* Packed sequences only: int32 (sequences + 1), starting at 0, non-decreasing; on the tensors' device.
+   * Rows beyond the last sequence are not written.
    * max_seqlen_* bound the lengths (on CUDA they size the launch; on the CPU 0 means "find out"). */
   lla_tensor cu_seqlens_q, cu_seqlens_k;
   int64_t max_seqlen_q, max_seqlen_k;

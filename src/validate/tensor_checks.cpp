@@ -1,8 +1,8 @@
 #include "validate/tensor_checks.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
+#include <vector>
 
 namespace lla::core {
 
@@ -64,13 +64,14 @@ Status check_view(const NamedTensor& arg, Pointers pointers) {
 Status check_writable(const NamedTensor& arg) {
   const Tensor& t = arg.tensor;
   if (empty(t)) return {};
-  std::array<int, LLA_MAX_DIMS> order{0, 1, 2, 3};
-  std::sort(order.begin(), order.begin() + t.ndim, [&](int a, int b) { return t.stride[a] < t.stride[b]; });
-  // From the smallest stride up, each step must leave all that the smaller ones reach.
+  // From the smallest stride up, each step must leave all that the smaller ones reach. Dimensions of size 1 never step.
+  std::vector<int> order;
+  for (int d = 0; d < t.ndim; ++d) {
+    if (t.size[d] > 1) order.push_back(d);
+  }
+  std::sort(order.begin(), order.end(), [&](int a, int b) { return t.stride[a] < t.stride[b]; });
   int64_t reach = 0;
-  for (int i = 0; i < t.ndim; ++i) {
-    const int d = order[i];
-    if (t.size[d] == 1) continue;
+  for (const int d : order) {
     if (t.stride[d] <= reach) {
       return invalid(cat(arg.name, ": is written to, but stride ", t.stride[d], " of dimension ", d, " makes its elements overlap (needs more than ",
                          reach, ")"));
