@@ -16,9 +16,9 @@
 namespace lla::bench {
 namespace {
 
-constexpr int64_t kCheckedLength = 2048;          // of the whole head that is compared with fp64
+constexpr int64_t kCheckedLength = 2048;  // of the whole head that is compared with fp64
 constexpr int64_t kCheckedBackwardLength = 1024;
-constexpr int64_t kSampledRows = 8;               // of the timed run itself
+constexpr int64_t kSampledRows = 8;  // of the timed run itself
 
 double relative_error(const std::vector<double>& got, const std::vector<double>& want) {
   double difference = 0, norm = 0;
@@ -40,7 +40,8 @@ void note_error(CudaResult& result, const char* output, double error) {
   }
 }
 
-// One head of the case against the portable kernels' direct solve in double (which the tests hold to the CPU reference).
+// One head of the case against the portable kernels' direct solve in double (which the tests hold to the CPU
+// reference).
 void check_one_head(const CudaCase& c, CudaResult& result) {
   CudaCase small = c;
   small.batch = small.heads = 1;
@@ -67,8 +68,8 @@ void check_one_head(const CudaCase& c, CudaResult& result) {
   }
 }
 
-// Rows of the run that is going to be timed, spread over heads and positions, against the CPU reference. Returns the error of
-// the worst, over the allowed one for a single row.
+// Rows of the run that is going to be timed, spread over heads and positions, against the CPU reference. Returns the
+// error of the worst, over the allowed one for a single row.
 double check_rows(const CudaCase& c, const CudaInputs& inputs, const std::vector<double>& o) {
   std::vector<std::future<double>> errors;
   for (int64_t n = 0; n < kSampledRows; ++n) {
@@ -108,7 +109,8 @@ double check_rows(const CudaCase& c, const CudaInputs& inputs, const std::vector
 // Median, fastest and slowest of event-timed runs, each after the L2 cache was overwritten.
 class Timer {
  public:
-  explicit Timer(const core::CudaDevice& device) : flush_(static_cast<size_t>(std::max<int64_t>(4 * device.l2_bytes, 1 << 26))) {
+  explicit Timer(const core::CudaDevice& device)
+      : flush_(static_cast<size_t>(std::max<int64_t>(4 * device.l2_bytes, 1 << 26))) {
     require_cuda(cudaEventCreate(&start_), "creating an event");
     require_cuda(cudaEventCreate(&stop_), "creating an event");
   }
@@ -119,7 +121,8 @@ class Timer {
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
 
-  std::vector<double> run(const std::function<void()>& call, double seconds, const std::function<void(double)>& progress) {
+  std::vector<double> run(const std::function<void()>& call, double seconds,
+                          const std::function<void(double)>& progress) {
     for (int warm_up = 0; warm_up < 2; ++warm_up) once(call);
     std::vector<double> times;
     for (double spent = 0; static_cast<int>(times.size()) < kMinCudaRepeats || spent < seconds;) {
@@ -179,18 +182,21 @@ void read_plan(CudaCall& call, const CudaCase& c, CudaResult& result) {
   };
   result.implementation = line("implementation");
   result.cached_weights = line("weights") == "cached";
-  result.workspace_bytes = c.what == What::backward ? call.backward_args().workspace_bytes : call.forward_args().workspace_bytes;
+  result.workspace_bytes =
+      c.what == What::backward ? call.backward_args().workspace_bytes : call.forward_args().workspace_bytes;
 }
 
 // One iteration: runs of many minus runs of few, over the difference in iterations executed.
-void measure_iteration(const CudaCase& c, CudaCall& call, Timer& timer, CudaResult& result, const std::function<void(double)>& progress) {
+void measure_iteration(const CudaCase& c, CudaCall& call, Timer& timer, CudaResult& result,
+                       const std::function<void(double)>& progress) {
   double seconds[2], fastest[2], executed[2];
   const int limits[2] = {4, 12};
   for (int n = 0; n < 2; ++n) {
     call.set_solver(Solver::cg, 0, limits[n]);
-    const auto times = timer.run([&] { call.forward(); }, c.seconds / 2, [&](double done) {
-      if (progress) progress((n + done) / 2);
-    });
+    const auto times = timer.run([&] { call.forward(); }, c.seconds / 2,
+                                 [&](double done) {
+                                   if (progress) progress((n + done) / 2);
+                                 });
     seconds[n] = times[times.size() / 2];
     fastest[n] = times.front();
     result.repeats = static_cast<int>(times.size());
@@ -212,7 +218,8 @@ void measure(const CudaCase& c, CudaResult& result, const std::function<void(dou
   result.gate = accuracy_gate(c);
   check_one_head(c, result);
   const auto refuse = [&](const std::string& what, double error, double gate) {
-    throw std::runtime_error(core::cat("not timed, because the result is wrong: ", what, " is off by ", error, ", allowed are ", gate));
+    throw std::runtime_error(
+        core::cat("not timed, because the result is wrong: ", what, " is off by ", error, ", allowed are ", gate));
   };
   if (!(result.error <= result.gate)) refuse(result.worst_output, result.error, result.gate);
 
@@ -261,7 +268,10 @@ double accuracy_gate(const CudaCase& c) {
   if (c.what != What::backward) return looser * (c.given_x || c.ridge >= 0.1 ? 2e-3 : 4e-3);
   if (c.given_x) return 6e-3;
   const bool tight = c.tolerance <= 1e-4;
-  return looser * (c.ridge >= 1 ? (tight ? 2e-3 : 6e-3) : c.ridge >= 0.1 ? (tight ? 5e-3 : 2e-2) : tight ? 2e-2 : 1.2e-1);
+  return looser * (c.ridge >= 1     ? (tight ? 2e-3 : 6e-3)
+                   : c.ridge >= 0.1 ? (tight ? 5e-3 : 2e-2)
+                   : tight          ? 2e-2
+                                    : 1.2e-1);
 }
 
 Status measure_cuda(const CudaCase& c, CudaResult& result, const std::function<void(double)>& progress) {

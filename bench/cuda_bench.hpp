@@ -1,5 +1,6 @@
-// Speed of the CUDA implementations. A case is first checked against fp64 and not timed when the check fails; then it is timed
-// with events, the L2 cache flushed before every run, and the median is reported beside the iterations that were executed.
+// Speed of the CUDA implementations. A case is first checked against fp64 and not timed when the check fails; then it
+// is timed with events, the L2 cache flushed before every run, and the median is reported beside the iterations that
+// were executed.
 #pragma once
 
 #include <cstdint>
@@ -35,12 +36,12 @@ struct CudaResult {
   double seconds = 0;  // median; of one iteration for What::cg
   double fastest = 0, slowest = 0;
   int repeats = 0;
-  double error = 0, gate = 0;      // of the check: the worst relative norm among the outputs, and what is allowed
-  std::string worst_output;        // which one that was
-  double iterations = 0;           // mean over the rows, weighted by the keys they see
+  double error = 0, gate = 0;  // of the check: the worst relative norm among the outputs, and what is allowed
+  std::string worst_output;    // which one that was
+  double iterations = 0;       // mean over the rows, weighted by the keys they see
   int most_iterations = 0;
-  double direct_rows = 0;          // share of the rows solved directly
-  double tflops = 0;               // products over visible pairs that the method needs (see products()), per second
+  double direct_rows = 0;  // share of the rows solved directly
+  double tflops = 0;       // products over visible pairs that the method needs (see products()), per second
   bool cached_weights = false;
   size_t workspace_bytes = 0;
 };

@@ -61,7 +61,8 @@ std::vector<double> DeviceArray::values(DType dtype, int64_t elements) const {
   require_cuda(cudaMemcpy(host.data(), data(), host.size(), cudaMemcpyDeviceToHost), "copying from the device");
   std::vector<double> out(static_cast<size_t>(elements));
   for (size_t i = 0; i < out.size(); ++i) {
-    out[i] = dtype == DType::i32 ? reinterpret_cast<const int32_t*>(host.data())[i] : core::load(host.data(), dtype, static_cast<int64_t>(i));
+    out[i] = dtype == DType::i32 ? reinterpret_cast<const int32_t*>(host.data())[i]
+                                 : core::load(host.data(), dtype, static_cast<int64_t>(i));
   }
   return out;
 }
@@ -99,7 +100,9 @@ CudaCall::CudaCall(const CudaCase& c, const CudaInputs& in, DType out)
       ridge_(ridge_dtype_, std::vector<double>(static_cast<size_t>(rows_), c.ridge)),
       o_(static_cast<size_t>(elements_ * core::size_of(out))),
       iterations_(static_cast<size_t>(rows_) * 4) {
-  const auto rows = [&](const DeviceArray& t, DType dtype) { return dense(t.data(), dtype, {c.batch, c.length, c.heads, c.dim}, c.device); };
+  const auto rows = [&](const DeviceArray& t, DType dtype) {
+    return dense(t.data(), dtype, {c.batch, c.length, c.heads, c.dim}, c.device);
+  };
   const auto attach = [&](auto& args) {
     args.options.causal = c.causal;
     args.options.tolerance = c.tolerance;

@@ -61,7 +61,8 @@ class CudaCall {
   CudaCase case_;
   DType out_, ridge_dtype_;
   int64_t rows_, elements_;
-  DeviceArray q_, k_, v_, x_, ridge_, grad_o_, o_, saved_, iterations_, dq_, dk_, dv_, dridge_, workspace_, backward_workspace_;
+  DeviceArray q_, k_, v_, x_, ridge_, grad_o_, o_, saved_, iterations_, dq_, dk_, dv_, dridge_, workspace_,
+      backward_workspace_;
   ForwardArgs forward_;
   BackwardArgs backward_;
 };

@@ -1,5 +1,5 @@
-// `lla bench ... --device cuda`: median time with the L2 cache flushed, iterations executed, useful TFLOP/s. A case whose result
-// is not accurate gets no time: the command fails and says which output is off by how much.
+// `lla bench ... --device cuda`: median time with the L2 cache flushed, iterations executed, useful TFLOP/s. A case
+// whose result is not accurate gets no time: the command fails and says which output is off by how much.
 #include <stdexcept>
 
 #include <fmt/core.h>
@@ -22,7 +22,9 @@ std::string refuse(const BenchOptions& o) {
 
 bench::CudaCase make_case(const BenchOptions& o, int64_t dim, int64_t length) {
   bench::CudaCase c;
-  c.what = o.what == BenchWhat::forward ? bench::What::forward : o.what == BenchWhat::backward ? bench::What::backward : bench::What::cg;
+  c.what = o.what == BenchWhat::forward    ? bench::What::forward
+           : o.what == BenchWhat::backward ? bench::What::backward
+                                           : bench::What::cg;
   c.implementation = o.implementation;
   c.dtype = o.dtype == DType::none ? DType::bf16 : o.dtype;
   c.batch = o.batch;
@@ -42,12 +44,13 @@ bench::CudaCase make_case(const BenchOptions& o, int64_t dim, int64_t length) {
 
 void add_row(const bench::CudaCase& c, const bench::CudaResult& r, BenchReport& report) {
   const bool solves = !c.given_x && c.what != bench::What::cg;
-  report.rows.push_back({r.implementation, core::name(c.dtype), fmt::format("{}", c.dim), fmt::format("{}", c.batch * c.heads),
-                         fmt::format("{}", c.length), fmt::format("{:.3f}", 1e3 * r.seconds), fmt::format("{:.3f}", 1e3 * r.fastest),
-                         fmt::format("{:.1f}", r.tflops), solves ? fmt::format("{:.2f}", r.iterations) : "-",
-                         solves ? fmt::format("{}", r.most_iterations) : "-", r.cached_weights ? "cached" : "recomputed",
-                         fmt::format("{:.1f}", 100 * r.direct_rows), fmt::format("{:.1e} {}", r.error, r.worst_output),
-                         fmt::format("{:.1f}", static_cast<double>(r.workspace_bytes) / (1 << 20))});
+  report.rows.push_back(
+      {r.implementation, core::name(c.dtype), fmt::format("{}", c.dim), fmt::format("{}", c.batch * c.heads),
+       fmt::format("{}", c.length), fmt::format("{:.3f}", 1e3 * r.seconds), fmt::format("{:.3f}", 1e3 * r.fastest),
+       fmt::format("{:.1f}", r.tflops), solves ? fmt::format("{:.2f}", r.iterations) : "-",
+       solves ? fmt::format("{}", r.most_iterations) : "-", r.cached_weights ? "cached" : "recomputed",
+       fmt::format("{:.1f}", 100 * r.direct_rows), fmt::format("{:.1e} {}", r.error, r.worst_output),
+       fmt::format("{:.1f}", static_cast<double>(r.workspace_bytes) / (1 << 20))});
   report.records.push_back({{"gpu", r.device},
                             {"implementation", r.implementation},
                             {"dtype", core::name(c.dtype)},
@@ -75,8 +78,20 @@ void add_row(const bench::CudaCase& c, const bench::CudaResult& r, BenchReport& 
 void run(const BenchOptions& o, BenchReport& report, const std::function<void(double)>& progress) {
   const std::vector<int64_t> dims = o.dims.empty() ? std::vector<int64_t>{64, 128} : o.dims;
   const std::vector<int64_t> lengths = o.lengths.empty() ? std::vector<int64_t>{1024, 4096} : o.lengths;
-  report.columns = {{"implementation", ""}, {"dtype", ""}, {"D", ""}, {"B H", ""}, {"n", ""}, {"median", "ms"}, {"fastest", "ms"}, {"useful", "TFLOP/s"},
-                    {"iterations", "mean"}, {"", "most"}, {"weights", ""}, {"direct", "% of rows"}, {"error", "worst"}, {"workspace", "MiB"}};
+  report.columns = {{"implementation", ""},
+                    {"dtype", ""},
+                    {"D", ""},
+                    {"B H", ""},
+                    {"n", ""},
+                    {"median", "ms"},
+                    {"fastest", "ms"},
+                    {"useful", "TFLOP/s"},
+                    {"iterations", "mean"},
+                    {"", "most"},
+                    {"weights", ""},
+                    {"direct", "% of rows"},
+                    {"error", "worst"},
+                    {"workspace", "MiB"}};
   double done = 0;
   const double steps = static_cast<double>(dims.size() * lengths.size());
   for (int64_t dim : dims) {
@@ -90,9 +105,12 @@ void run(const BenchOptions& o, BenchReport& report, const std::function<void(do
     }
   }
   report.notes = {
-      "median: event-timed runs, each after the L2 cache was overwritten; of one iteration for cg (runs of 12 minus runs of 4, over 8).\n"
-      "useful: products over visible pairs per second, 6 + 3 T forward and 12 + 3 T backward for T iterations (2 T with cached weights), 4 and\n"
-      "8 with x given. iterations: mean over rows, weighted by the keys they see. error: one head against fp64, fp32 outputs."};
+      "median: event-timed runs, each after the L2 cache was overwritten; of one iteration for cg (runs of 12 minus "
+      "runs of 4, over 8).\n"
+      "useful: products over visible pairs per second, 6 + 3 T forward and 12 + 3 T backward for T iterations (2 T "
+      "with cached weights), 4 and\n"
+      "8 with x given. iterations: mean over rows, weighted by the keys they see. error: one head against fp64, fp32 "
+      "outputs."};
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The accuracy the project promises on a GPU: 16-bit inputs, fp32 results, six data kinds, three ridges, default tolerance.
-// Against fp64 on the same values; relative norms per head, and the worst row.
+// The accuracy the project promises on a GPU: 16-bit inputs, fp32 results, six data kinds, three ridges, default
+// tolerance. Against fp64 on the same values; relative norms per head, and the worst row.
 #include <cmath>
 #include <map>
 #include <tuple>
@@ -80,7 +80,8 @@ TEST_P(GpuAccuracy, BackwardAtTheDefaultTolerance) { backward_grid(1e-3, 1024); 
 TEST_P(GpuAccuracy, BackwardAtATightTolerance) { backward_grid(1e-4, 1024); }
 TEST_P(GpuAccuracy, BackwardLong) { backward_grid(1e-3, 2048); }
 
-// Outputs in the inputs' type add no more than their own rounding: relative 2^-9 / sqrt(3) rms for bf16, 2^-12 / sqrt(3) for f16.
+// Outputs in the inputs' type add no more than their own rounding: relative 2^-9 / sqrt(3) rms for bf16, 2^-12 /
+// sqrt(3) for f16.
 TEST_P(GpuAccuracy, OutputsInTheInputType) {
   for (const auto& [dtype, rounding] : {std::pair{DType::bf16, 1.2e-3}, std::pair{DType::f16, 1.5e-4}}) {
     for (const Ridge& ridge : kRidges) {
@@ -109,7 +110,8 @@ TEST_P(GpuAccuracy, TinyRidgesStayFinite) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, GpuAccuracy,
-                         testing::Combine(testing::ValuesIn(cuda_implementations()), testing::ValuesIn(data::kinds), testing::Values(64, 128)),
+                         testing::Combine(testing::ValuesIn(cuda_implementations()), testing::ValuesIn(data::kinds),
+                                          testing::Values(64, 128)),
                          [](const auto& info) {
                            return test_name(std::get<0>(info.param)) + "_" + data::name(std::get<1>(info.param)) + "_" +
                                   std::to_string(std::get<2>(info.param));

@@ -1,4 +1,5 @@
-// How calls behave on a GPU: streams, graphs, repeated runs, devices, memory far apart, and what a refused call leaves alone.
+// How calls behave on a GPU: streams, graphs, repeated runs, devices, memory far apart, and what a refused call leaves
+// alone.
 #include <cuda_runtime_api.h>
 
 #include "gpu/gpu_test.hpp"
@@ -213,7 +214,8 @@ TEST_P(Execution, OffsetsBeyond32Bits) {
   const TestTensor dense_k(memory, "k", spec.dtype, spec.keys_size(dim), Layout::dense, inputs.k);
   char* far = static_cast<char*>(memory.allocate(bytes));
   for (int64_t i = 0; i < length; ++i) {
-    ASSERT_CUDA(cudaMemcpy(far + i * stride * 2, static_cast<const char*>(dense_k.view().data) + i * dim * 2, dim * 2, cudaMemcpyDeviceToDevice));
+    ASSERT_CUDA(cudaMemcpy(far + i * stride * 2, static_cast<const char*>(dense_k.view().data) + i * dim * 2, dim * 2,
+                           cudaMemcpyDeviceToDevice));
   }
   ForwardArgs args;
   args.options = spec.options;

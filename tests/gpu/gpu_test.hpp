@@ -1,5 +1,5 @@
-// Tests on a GPU: its memory, and a fixture that runs each CUDA implementation by name and skips, with the reason, where
-// there is no device or the implementation does not take the problem.
+// Tests on a GPU: its memory, and a fixture that runs each CUDA implementation by name and skips, with the reason,
+// where there is no device or the implementation does not take the problem.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -32,17 +32,16 @@ class OnGpu : public testing::TestWithParam<std::string> {
   bool takes(const Spec& spec) const { return test::takes(implementation(), spec); }
 };
 
-#define LLA_EACH_CUDA_IMPLEMENTATION(suite)                                                    \
-  INSTANTIATE_TEST_SUITE_P(Gpu, suite, testing::ValuesIn(cuda_implementations()), [](const auto& info) { \
-    return test_name(info.param);                                                              \
-  })
+#define LLA_EACH_CUDA_IMPLEMENTATION(suite)                                       \
+  INSTANTIATE_TEST_SUITE_P(Gpu, suite, testing::ValuesIn(cuda_implementations()), \
+                           [](const auto& info) { return test_name(info.param); })
 
 // Ends the test where the implementation refuses the problem.
 #define LLA_SKIP_UNLESS_TAKEN(spec) \
   if (!takes(spec)) GTEST_SKIP() << implementation() << " does not take it: " << lla_last_error()
 
-// The fp64 truth for lengths the CPU reference is too slow for: the portable kernels' direct solve in double, held to the
-// reference by tests of their own.
+// The fp64 truth for lengths the CPU reference is too slow for: the portable kernels' direct solve in double, held to
+// the reference by tests of their own.
 Forward gpu_oracle_forward(const Spec& spec, const Inputs& inputs);
 Backward gpu_oracle_backward(const Spec& spec, const Inputs& inputs);
 

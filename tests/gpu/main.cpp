@@ -89,8 +89,8 @@ int main(int argc, char** argv) {
     lla::test::register_cuda_memory(memory.get());
   }
   testing::InitGoogleTest(&argc, argv);
-  // The shared suites name every implementation they find; those of the CPU have binaries of their own, and without a device
-  // nothing else would be left of those suites.
+  // The shared suites name every implementation they find; those of the CPU have binaries of their own, and without a
+  // device nothing else would be left of those suites.
   if (testing::GTEST_FLAG(filter) == "*") {
     testing::GTEST_FLAG(filter) = memory ? "-*/cpu:*/reference" : "Gpu*:PortableHost*";
   }

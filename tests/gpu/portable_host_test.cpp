@@ -1,4 +1,5 @@
-// The host side of the portable CUDA implementation: what it refuses, how it plans, how it divides the workspace. No GPU needed.
+// The host side of the portable CUDA implementation: what it refuses, how it plans, how it divides the workspace. No
+// GPU needed.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,7 +12,8 @@
 namespace lla::cuda::portable {
 namespace {
 
-core::Problem problem(int64_t dim, DType dtype, core::Operation operation, core::RidgeShape ridge = core::RidgeShape::scalar) {
+core::Problem problem(int64_t dim, DType dtype, core::Operation operation,
+                      core::RidgeShape ridge = core::RidgeShape::scalar) {
   core::Problem p;
   p.operation = operation;
   p.device = core::Device::cuda;
@@ -91,7 +93,8 @@ TEST(PortableHost, WorkspaceSections) {
         expect(l.mean_b, rows * element, backward);
         expect(l.c, rows * element, backward);
         expect(l.dridge, rows * element, backward && ridge == core::RidgeShape::scalar);
-        expect(l.matrices, 7 * DirectConfig::matrix_elements(p.dim) * 8, true);  // D = 250 does not fit in shared memory
+        expect(l.matrices, 7 * DirectConfig::matrix_elements(p.dim) * 8,
+               true);  // D = 250 does not fit in shared memory
         std::sort(sections.begin(), sections.end(), [](auto a, auto b) { return a.at < b.at; });
         int64_t end = 0;
         for (const Section& s : sections) {

@@ -1,5 +1,5 @@
-// Every kernel once on problems of a few tiles: a list short enough for compute-sanitizer, whose racecheck slows kernels down a
-// thousandfold. `compute-sanitizer --tool racecheck gpu_test --gtest_filter='Gpu/Sanitize.*'`
+// Every kernel once on problems of a few tiles: a list short enough for compute-sanitizer, whose racecheck slows
+// kernels down a thousandfold. `compute-sanitizer --tool racecheck gpu_test --gtest_filter='Gpu/Sanitize.*'`
 #include "gpu/gpu_test.hpp"
 
 namespace lla::test {

@@ -1,5 +1,5 @@
-// Shapes and options against the fp64 reference on the CPU: odd lengths, packed batches with empty sequences, every head
-// dimension's kernel, Parallax, cached and recomputed weights.
+// Shapes and options against the fp64 reference on the CPU: odd lengths, packed batches with empty sequences, every
+// head dimension's kernel, Parallax, cached and recomputed weights.
 #include "gpu/gpu_test.hpp"
 
 namespace lla::test {
@@ -50,7 +50,8 @@ TEST_P(GpuShapes, UnequalLengths) {
 }
 
 TEST_P(GpuShapes, Windows) {
-  for (const auto& [left, right] : {std::pair{0, 0}, std::pair{17, 5}, std::pair{100, 0}, std::pair{-1, 40}, std::pair{70, -1}}) {
+  for (const auto& [left, right] :
+       {std::pair{0, 0}, std::pair{17, 5}, std::pair{100, 0}, std::pair{-1, 40}, std::pair{70, -1}}) {
     Spec spec = bf16(200, 64);
     spec.options.causal = 0;
     spec.options.window_left = left;
@@ -96,7 +97,8 @@ TEST_P(GpuShapes, DataTypesAndLayouts) {
 }
 
 TEST_P(GpuShapes, RidgeShapes) {
-  for (const RidgeShape ridge : {RidgeShape::scalar, RidgeShape::head, RidgeShape::token, RidgeShape::dimension, RidgeShape::none}) {
+  for (const RidgeShape ridge :
+       {RidgeShape::scalar, RidgeShape::head, RidgeShape::token, RidgeShape::dimension, RidgeShape::none}) {
     Spec spec = bf16(140, 64);
     spec.batch = 2;
     spec.heads_q = 2;

@@ -1,5 +1,5 @@
-// A hundred steps of fitting a small regression through forward and backward follow the same run computed in fp64 on the CPU.
-// Both see parameters and gradients of o rounded to the tested type; everything between is what is compared.
+// A hundred steps of fitting a small regression through forward and backward follow the same run computed in fp64 on
+// the CPU. Both see parameters and gradients of o rounded to the tested type; everything between is what is compared.
 #include <cmath>
 
 #include "gpu/gpu_test.hpp"
@@ -13,8 +13,8 @@ LLA_EACH_CUDA_IMPLEMENTATION(Training);
 constexpr int kSteps = 100;
 constexpr double kRate = 0.05;
 
-// Gradient descent on q, k, v and the logarithm of the ridge; returns the loss of every step. `pass` gives the gradients of the
-// inputs, for the gradient of its o that it asks for.
+// Gradient descent on q, k, v and the logarithm of the ridge; returns the loss of every step. `pass` gives the
+// gradients of the inputs, for the gradient of its o that it asks for.
 template <class Pass>
 std::vector<double> fit(const Spec& spec, Inputs parameters, const std::vector<double>& target, Pass pass) {
   std::vector<double> losses;
@@ -38,7 +38,8 @@ std::vector<double> fit(const Spec& spec, Inputs parameters, const std::vector<d
     descend(parameters.q, gradients.dq);
     descend(parameters.k, gradients.dk);
     descend(parameters.v, gradients.dv);
-    for (size_t i = 0; i < parameters.ridge.size(); ++i) parameters.ridge[i] -= kRate * gradients.dridge[i] * seen.ridge[i];
+    for (size_t i = 0; i < parameters.ridge.size(); ++i)
+      parameters.ridge[i] -= kRate * gradients.dridge[i] * seen.ridge[i];
   }
   return losses;
 }

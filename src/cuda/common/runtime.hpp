@@ -18,8 +18,8 @@ inline Status launched(const char* kernel) { return to_status(cudaGetLastError()
 template <class Kernel>
 Status allow_shared_memory(Kernel* kernel, size_t bytes, const char* name) {
   if (bytes <= 48 * 1024) return {};
-  return to_status(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        static_cast<int>(bytes)),
+  return to_status(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                        cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
                    name);
 }
 

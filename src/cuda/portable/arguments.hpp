@@ -47,8 +47,8 @@ struct Arguments {
   RowArrays<T> rows;
   // The solve: from `rest` to `solution` (x forward, y backward).
   T* solution = nullptr;
-  int64_t direct_keys = -1;  // rows that see at most this many keys are left to the direct solver
-  bool rescue = false;       // and so are the rows conjugate gradients leaves unfinished
+  int64_t direct_keys = -1;    // rows that see at most this many keys are left to the direct solver
+  bool rescue = false;         // and so are the rows conjugate gradients leaves unfinished
   double* matrices = nullptr;  // one per block of the direct solver, null where they fit in shared memory
   int direct_blocks = 0;
 

@@ -1,6 +1,6 @@
-// Conjugate gradients, matrix-free: A u = (U K - sum(U) mean_k) / omega + ridge u with U = w (u.k - u.mean_k). A row stops at
-// its tolerance, a block when all its rows have. Vectors of a row live in the row arrays: they are touched once an iteration,
-// the keys in between.
+// Conjugate gradients, matrix-free: A u = (U K - sum(U) mean_k) / omega + ridge u with U = w (u.k - u.mean_k). A row
+// stops at its tolerance, a block when all its rows have. Vectors of a row live in the row arrays: they are touched
+// once an iteration, the keys in between.
 #include "cuda/portable/launch.cuh"
 #include "cuda/portable/rows.cuh"
 
@@ -12,9 +12,9 @@ template <class T>
 struct Solve {
   bool active = false;
   int iterations = 0;
-  T squared = 0;   // of the residual
-  T norm = 0;      // of the right-hand side
-  T steepest = 0;  // largest curvature per squared length so far
+  T squared = 0;                                 // of the residual
+  T norm = 0;                                    // of the right-hand side
+  T steepest = 0;                                // largest curvature per squared length so far
   T ridge = std::numeric_limits<T>::infinity();  // the smallest of the row's
   T omega = 1, max = 0;
   int64_t ridge_offset = 0;
@@ -44,7 +44,9 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
   const Source k = key_rows<T>(a.k, block.sequence, block.head / p.group(), p.dim);
   load_tile<C::kOwn, C>(own_q, query_rows<T>(a.q, block, p.dim), 0, block.count, nullptr, Always{});
 
-  const auto direction_at = [&](int r, int c) -> Vec<T>& { return direction.vec(group() + C::kGroups * r, lane() + kLanes * c); };
+  const auto direction_at = [&](int r, int c) -> Vec<T>& {
+    return direction.vec(group() + C::kGroups * r, lane() + kLanes * c);
+  };
   Query query[C::kRows];
   Solve<T> solve[C::kRows];
 #pragma unroll
@@ -188,8 +190,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
       });
       s.squared = next;
       ++s.iterations;
-      // A tiny ridge and weights on few keys: the tolerance can be met and the output still be wrong, because the residual
-      // says little about the directions that decide it.
+      // A tiny ridge and weights on few keys: the tolerance can be met and the output still be wrong, because the
+      // residual says little about the directions that decide it.
       const bool doubtful = s.ridge < T(1e-3) * s.steepest && effective_keys <= T(2) * static_cast<T>(p.dim);
       if (a.rescue && doubtful) s.status = LLA_ROW_BREAKDOWN;
     }
@@ -205,8 +207,8 @@ Status launch_cg(const Arguments<T>& a, cudaStream_t stream) {
   return with_bucket(dim_bucket(p.dim, p.value_dim), [&](auto bucket) {
     using C = Config<T, bucket.value>;
     static_assert(C::shared_bytes(2, 1) <= kSharedMemoryLimit);
-    return launch_blocks<T>(cg_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch), C::kThreads,
-                            C::shared_bytes(2, 1), a, stream, "launching the conjugate-gradient kernel");
+    return launch_blocks<T>(cg_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch),
+                            C::kThreads, C::shared_bytes(2, 1), a, stream, "launching the conjugate-gradient kernel");
   });
 }
 

@@ -26,7 +26,7 @@ struct Config {
   static constexpr int kOwn = kGroups * kRows;
   static constexpr int kOther = kLanes * kRows;
   static constexpr int kVec = 16 / static_cast<int>(sizeof(T));  // elements of a 16-byte access
-  static constexpr int kColumns = kDim / (kLanes * kVec);       // accesses per thread and row
+  static constexpr int kColumns = kDim / (kLanes * kVec);        // accesses per thread and row
   // The weights of a tile; padded so that the two rows of a warp lie in different banks.
   static constexpr int kWeightStride = kOther + kVec;
   static constexpr size_t kOwnBytes = size_t{1} * kOwn * kRowBytes;

@@ -1,6 +1,6 @@
 // The direct solver: per row, form A about a point near the mean key, factor it, and in the forward write the output.
-// Everything in double, for it takes the rows conjugate gradients in float cannot do: there x is dominated by directions in
-// which the keys hardly vary, and the product of such an x with a key loses all digits of a float.
+// Everything in double, for it takes the rows conjugate gradients in float cannot do: there x is dominated by
+// directions in which the keys hardly vary, and the product of such an x with a key loses all digits of a float.
 #include "cuda/portable/factor.cuh"
 #include "cuda/portable/launch.cuh"
 #include "cuda/portable/rows.cuh"
@@ -32,20 +32,22 @@ struct Row {
   double* mean;      // mean key minus the center
   double* smallest;  // pivots not above these say nothing
   double* x;
-  double* gradient;     // backward: dL/do
-  double* mean_value;   // backward: the point values are centered about
-  double* root;         // per key of the tile: sqrt(w)
-  double* gamma;        // per key of the tile: G.(v - mean_v), or forward w (1 + E)
+  double* gradient;    // backward: dL/do
+  double* mean_value;  // backward: the point values are centered about
+  double* root;        // per key of the tile: sqrt(w)
+  double* gamma;       // per key of the tile: G.(v - mean_v), or forward w (1 + E)
 
   __device__ double key(int64_t j, int d) const {
     const core::Operand& t = a.k;
-    return load_as<double>(t.data, t.dtype, sequence.batch * t.stride[0] + (sequence.start_k + j) * t.stride[1] +
-                                                head_kv * t.stride[2] + d * t.stride[3]);
+    return load_as<double>(
+        t.data, t.dtype,
+        sequence.batch * t.stride[0] + (sequence.start_k + j) * t.stride[1] + head_kv * t.stride[2] + d * t.stride[3]);
   }
   __device__ double value(int64_t j, int d) const {
     const core::Operand& t = a.v;
-    return load_as<double>(t.data, t.dtype, sequence.batch * t.stride[0] + (sequence.start_k + j) * t.stride[1] +
-                                                head_kv * t.stride[2] + d * t.stride[3]);
+    return load_as<double>(
+        t.data, t.dtype,
+        sequence.batch * t.stride[0] + (sequence.start_k + j) * t.stride[1] + head_kv * t.stride[2] + d * t.stride[3]);
   }
   __device__ double weight(double dot) const {
     return exp2(dot * a.problem.scale * std::numbers::log2e - static_cast<double>(a.rows.max[query.row]));
@@ -93,7 +95,8 @@ __device__ void load_keys(const Row<T>& row, int64_t first) {
     dot = warp_sum(dot);
     gamma = warp_sum(gamma);
     const double root = visible ? sqrt(row.weight(dot)) : 0;
-    for (int d = lane; d < stride; d += 32) row.tile[b * stride + d] = visible && d < p.dim ? root * row.tile[b * stride + d] : 0;
+    for (int d = lane; d < stride; d += 32)
+      row.tile[b * stride + d] = visible && d < p.dim ? root * row.tile[b * stride + d] : 0;
     if (lane == 0) {
       row.root[b] = root;
       row.gamma[b] = gamma;
@@ -146,13 +149,16 @@ __device__ double form(const Row<T>& row) {
       for (int i = 0; i < 4; ++i) {
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          if (4 * tile_row + i >= 4 * tile_column + j) row.matrix.at(4 * tile_row + i, 4 * tile_column + j) += acc[i][j];
+          if (4 * tile_row + i >= 4 * tile_column + j)
+            row.matrix.at(4 * tile_row + i, 4 * tile_column + j) += acc[i][j];
         }
       }
     }
   }
   const int64_t ridge_offset = row_offset(a.ridge, row.sequence, row.head, row.query.index);
-  const auto ridge = [&](int d) { return load_as<double>(a.ridge.data, a.ridge.dtype, ridge_offset + d * a.ridge.stride[3]); };
+  const auto ridge = [&](int d) {
+    return load_as<double>(a.ridge.data, a.ridge.dtype, ridge_offset + d * a.ridge.stride[3]);
+  };
   const int d = threadIdx.x;
   if (d < row.dim) row.mean[d] = sum / omega;
   __syncthreads();
@@ -223,7 +229,8 @@ __device__ void solve_row(const Row<T>& row) {
   const bool skipped = factor(row.matrix, row.dim, row.smallest, row.tile);
   back_substitute(row.matrix, row.dim, row.x);
   __syncthreads();
-  if (static_cast<int>(threadIdx.x) < p.dim) a.solution[row.query.row * p.dim + threadIdx.x] = static_cast<T>(row.x[threadIdx.x]);
+  if (static_cast<int>(threadIdx.x) < p.dim)
+    a.solution[row.query.row * p.dim + threadIdx.x] = static_cast<T>(row.x[threadIdx.x]);
   if (!a.grad_o) write_output(row, omega);
   if (threadIdx.x == 0) {
     if (a.info.iterations) a.info.iterations[row.query.row] = -1;

@@ -1,5 +1,5 @@
-// Gradients that belong to keys: the block owns keys and walks over the queries that see them, all heads of their group, in
-// one fixed order. dv = sum of p a G, dk = sum of scale p (a b - c) q + p b x - p a y (a, b, c as in dq.cu).
+// Gradients that belong to keys: the block owns keys and walks over the queries that see them, all heads of their
+// group, in one fixed order. dv = sum of p a G, dk = sum of scale p (a b - c) q + p b x - p a y (a, b, c as in dq.cu).
 #include "cuda/portable/launch.cuh"
 #include "cuda/portable/rows.cuh"
 
@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dkdv_kernel(cons
   const Tile<T, kDim> own_v{reinterpret_cast<T*>(shared + C::kOwnBytes)};
   const Tile<T, kDim> tile{reinterpret_cast<T*>(shared + 2 * C::kOwnBytes)};  // q, x, y, G in turn
   const Weights<C, T> weights{reinterpret_cast<T*>(shared + 2 * C::kOwnBytes + C::kOtherBytes)};
-  const QueryConstants<T> constants = QueryConstants<T>::template at<C::kOther>(
-      reinterpret_cast<unsigned char*>(weights.data) + C::kWeightBytes);
+  const QueryConstants<T> constants =
+      QueryConstants<T>::template at<C::kOther>(reinterpret_cast<unsigned char*>(weights.data) + C::kWeightBytes);
 
   const core::Problem& p = a.problem;
   const int64_t heads = p.heads_kv * p.batch;
@@ -76,7 +76,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dkdv_kernel(cons
       const int64_t count = query_end - first;
       const int64_t row = core::row_index(p, s, head, first);
       const auto load_queries = [&](const core::Operand& t, int64_t width) {
-        load_tile<C::kOther, C>(tile, tensor_rows<T>(t, s.batch, s.start_q, head, width), first, count, nullptr, Always{});
+        load_tile<C::kOther, C>(tile, tensor_rows<T>(t, s.batch, s.start_q, head, width), first, count, nullptr,
+                                Always{});
       };
       // Rows that were not solved have no x and y worth reading.
       const auto load_rows = [&](const T* array) {
@@ -99,7 +100,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dkdv_kernel(cons
       }
       load_queries(a.q, p.dim);
       __syncthreads();
-      T logit[1][C::kRows][C::kRows], e[1][C::kRows][C::kRows], f[1][C::kRows][C::kRows] = {}, gamma[1][C::kRows][C::kRows];
+      T logit[1][C::kRows][C::kRows], e[1][C::kRows][C::kRows], f[1][C::kRows][C::kRows] = {},
+                                                                gamma[1][C::kRows][C::kRows];
       product<C, 1>({own_k}, tile, columns, logit);
       __syncthreads();
       load_rows(a.rows.x);
@@ -127,7 +129,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dkdv_kernel(cons
           const int32_t kind = constants.kind[i];
           bad[r] |= visible && kind == kBad;
           const bool counts = visible && (is_regular(kind) || kind == kSingle);
-          const T weight = counts ? power_of_two(logit[0][r][c] * log2_factor - constants.max[i]) / constants.omega[i] : T(0);
+          const T weight =
+              counts ? power_of_two(logit[0][r][c] * log2_factor - constants.max[i]) / constants.omega[i] : T(0);
           const T one_plus_e = 1 + e[0][r][c] - constants.mean_e[i];
           // A single key's value is its mean: b vanishes, and only dv is left.
           const T b = kind == kSingle ? T(0) : (gamma[0][r][c] - constants.tau[i]) - (f[0][r][c] + constants.mean_b[i]);
@@ -169,7 +172,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dkdv_kernel(cons
     if (own >= keys) continue;
     const auto write = [&](const core::Operand& t, int64_t width, const Accumulator<C, T>& sum) {
       if (!t) return;
-      const int64_t offset = s.batch * t.stride[0] + (s.start_k + first_key + own) * t.stride[1] + head_kv * t.stride[2];
+      const int64_t offset =
+          s.batch * t.stride[0] + (s.start_k + first_key + own) * t.stride[1] + head_kv * t.stride[2];
       for_columns<C>(width, [&](int c, int i, int column) {
         store_as(t.data, t.dtype, offset + column * t.stride[3], any_bad ? nan_value<T>() : sum.at[r][c].at[i]);
       });
@@ -187,8 +191,8 @@ Status launch_dkdv(const Arguments<T>& a, cudaStream_t stream) {
   return with_bucket(dim_bucket(p.dim, p.value_dim), [&](auto bucket) {
     using C = Config<T, bucket.value>;
     static_assert(C::shared_bytes(2, 1) <= kSharedMemoryLimit);
-    return launch_blocks<T>(dkdv_kernel<T, bucket.value>, tile_blocks(p.seqlen_k, C::kOwn, p.heads_kv, p.batch), C::kThreads,
-                            C::shared_bytes(2, 1), a, stream, "launching the dk and dv kernel");
+    return launch_blocks<T>(dkdv_kernel<T, bucket.value>, tile_blocks(p.seqlen_k, C::kOwn, p.heads_kv, p.batch),
+                            C::kThreads, C::shared_bytes(2, 1), a, stream, "launching the dk and dv kernel");
   });
 }
 

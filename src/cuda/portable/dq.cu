@@ -1,5 +1,6 @@
-// Gradients that belong to queries. With a = 1 + (k - mean_k).x, b = G.v - G.mean_v - (k - mean_k).y and c = sum of p a b:
-// dq = scale (sum of p a b k - c mean_k) + y, and the ridge's is -x y. Leaves the row's constants for the pass over queries.
+// Gradients that belong to queries. With a = 1 + (k - mean_k).x, b = G.v - G.mean_v - (k - mean_k).y and c = sum of p a
+// b: dq = scale (sum of p a b k - c mean_k) + y, and the ridge's is -x y. Leaves the row's constants for the pass over
+// queries.
 #include "cuda/portable/launch.cuh"
 #include "cuda/portable/rows.cuh"
 
@@ -52,7 +53,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dq_kernel(const 
   load_tile<C::kOwn, C>(own_g, query_rows<T>(a.grad_o, block, p.value_dim), 0, block.count, nullptr, Always{});
   load_tile<C::kOwn, C>(own_x, array_rows<T>(a.rows.x, block.row, p.dim), 0, block.count, nullptr, Always{});
   // Without a solve y is zero; loading nothing writes just that.
-  load_tile<C::kOwn, C>(own_y, array_rows<T>(a.rows.y, block.row, p.dim), 0, solved ? block.count : 0, nullptr, Always{});
+  load_tile<C::kOwn, C>(own_y, array_rows<T>(a.rows.y, block.row, p.dim), 0, solved ? block.count : 0, nullptr,
+                        Always{});
   __syncthreads();
 
   Query query[C::kRows];
@@ -140,8 +142,8 @@ Status launch_dq(const Arguments<T>& a, cudaStream_t stream) {
   return with_bucket(dim_bucket(p.dim, p.value_dim), [&](auto bucket) {
     using C = Config<T, bucket.value>;
     static_assert(C::shared_bytes(4, 1) <= kSharedMemoryLimit);
-    return launch_blocks<T>(dq_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch), C::kThreads,
-                            C::shared_bytes(4, 1), a, stream, "launching the dq kernel");
+    return launch_blocks<T>(dq_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch),
+                            C::kThreads, C::shared_bytes(4, 1), a, stream, "launching the dq kernel");
   });
 }
 

@@ -5,8 +5,8 @@
 
 namespace lla::cuda::portable {
 
-// The lower triangle, row after row. Rows [dim, dim + 4) follow the matrix: the first of them is the right-hand side, which
-// the elimination turns into D^-1 L^-1 b on its way.
+// The lower triangle, row after row. Rows [dim, dim + 4) follow the matrix: the first of them is the right-hand side,
+// which the elimination turns into D^-1 L^-1 b on its way.
 struct Triangle {
   double* data;
 
@@ -51,8 +51,8 @@ struct Panel {
   }
 };
 
-// Eliminates all `dim` columns (a multiple of 4); panel_rows is scratch for 4 (dim + 4) values. Says whether a pivot was
-// skipped. All threads of the block take part.
+// Eliminates all `dim` columns (a multiple of 4); panel_rows is scratch for 4 (dim + 4) values. Says whether a pivot
+// was skipped. All threads of the block take part.
 __device__ inline bool factor(Triangle m, int dim, const double* smallest, double* panel_rows) {
   const int rows = dim + 4;
   bool skipped = false;

@@ -37,15 +37,16 @@ Layout::Layout(const core::Problem& p, int direct_blocks) {
   bytes = at;
 }
 
-// The cost model. Per row with n keys and T iterations conjugate gradients take about 3 T n D multiply-adds; forming A takes
-// n D^2 / 2 in double and factoring it D^3 / 6. T is some ten for rows with many keys, and up to n for rows with at most D,
-// where besides the float iteration loses its accuracy first.
+// The cost model. Per row with n keys and T iterations conjugate gradients take about 3 T n D multiply-adds; forming A
+// takes n D^2 / 2 in double and factoring it D^3 / 6. T is some ten for rows with many keys, and up to n for rows with
+// at most D, where besides the float iteration loses its accuracy first.
 int64_t direct_keys(const core::Problem& p) {
   if (p.given_x() || p.solver == Solver::cg) return -1;
   return p.solver == Solver::direct ? std::numeric_limits<int64_t>::max() : p.dim;
 }
 
-// A row that went through max_iterations has already cost more than its direct solution, while the matrix stays on chip.
+// A row that went through max_iterations has already cost more than its direct solution, while the matrix stays on
+// chip.
 bool rescues(const core::Problem& p) {
   return !p.given_x() && p.solver == Solver::automatic && DirectConfig::matrix_in_shared(p.dim);
 }

@@ -94,8 +94,8 @@ Status launch_output(const Arguments<T>& a, cudaStream_t stream) {
   return with_bucket(dim_bucket(p.dim, p.value_dim), [&](auto bucket) {
     using C = Config<T, bucket.value>;
     static_assert(C::shared_bytes(2, 1) <= kSharedMemoryLimit);
-    return launch_blocks<T>(output_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch), C::kThreads,
-                            C::shared_bytes(2, 1), a, stream, "launching the output kernel");
+    return launch_blocks<T>(output_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch),
+                            C::kThreads, C::shared_bytes(2, 1), a, stream, "launching the output kernel");
   });
 }
 

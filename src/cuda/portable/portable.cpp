@@ -15,11 +15,12 @@ using core::cat;
 std::string refuse(const core::Problem& p, const core::Machine& machine) {
   const core::CudaDevice& device = machine.cuda;
   if (device.arch < kOldestArch) {
-    return cat("needs compute capability ", kOldestArch / 10, ".", kOldestArch % 10, ", the device has ", device.arch / 10, ".",
-               device.arch % 10);
+    return cat("needs compute capability ", kOldestArch / 10, ".", kOldestArch % 10, ", the device has ",
+               device.arch / 10, ".", device.arch % 10);
   }
   if (device.shared_memory_per_block < kSharedMemoryLimit) {
-    return cat("needs ", kSharedMemoryLimit, " bytes of shared memory per block, the device has ", device.shared_memory_per_block);
+    return cat("needs ", kSharedMemoryLimit, " bytes of shared memory per block, the device has ",
+               device.shared_memory_per_block);
   }
   if (p.dim > kLargestDim || p.value_dim > kLargestDim) {
     return cat("takes head dimensions up to ", kLargestDim, ", not D = ", p.dim, " with Dv = ", p.value_dim);
@@ -51,8 +52,9 @@ core::Plan plan(const core::Problem& p, const core::Machine& machine) {
   if (p.given_x()) {
     plan.notes.emplace_back("solve", "none, x is given");
   } else if (p.solver == Solver::automatic) {
-    plan.notes.emplace_back("solve", cat("rows with at most ", p.dim, " keys directly, the others by conjugate gradients",
-                                         rescues(p) ? ", and directly where those do not finish" : ""));
+    plan.notes.emplace_back("solve",
+                            cat("rows with at most ", p.dim, " keys directly, the others by conjugate gradients",
+                                rescues(p) ? ", and directly where those do not finish" : ""));
   }
   return plan;
 }

@@ -1,9 +1,9 @@
-// First pass of the backward after the statistics: t = sum of p (G.v - G.mean_v) k, the right-hand side of the solve for y,
-// or, with x given, already its gradient.
+// First pass of the backward after the statistics: t = sum of p (G.v - G.mean_v) k, the right-hand side of the solve
+// for y, or, with x given, already its gradient.
 //
-// Where one key has nearly all the weight, its G.v - tau is a difference of equal numbers and tau's own rounding would be all
-// that is left of it. The weighted sum of the differences as computed says by how much tau misses; the later passes subtract
-// that too, so that the differences sum to zero as they must.
+// Where one key has nearly all the weight, its G.v - tau is a difference of equal numbers and tau's own rounding would
+// be all that is left of it. The weighted sum of the differences as computed says by how much tau misses; the later
+// passes subtract that too, so that the differences sum to zero as they must.
 #include "cuda/portable/launch.cuh"
 #include "cuda/portable/rows.cuh"
 
@@ -49,7 +49,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) rhs_kernel(const
       max[r] = a.rows.max[q.row];
       for_columns<C>(p.dim, [&](int, int, int column) { bad |= !isfinite(a.rows.x[q.row * p.dim + column]); });
       for_columns<C>(p.value_dim, [&](int c, int e, int column) {
-        tau[r] += own_g.vec(group() + C::kGroups * r, lane() + kLanes * c).at[e] * a.rows.mean_v[q.row * p.value_dim + column];
+        tau[r] += own_g.vec(group() + C::kGroups * r, lane() + kLanes * c).at[e] *
+                  a.rows.mean_v[q.row * p.value_dim + column];
       });
     }
     tau[r] = row_sum(tau[r]);
@@ -114,8 +115,8 @@ Status launch_rhs(const Arguments<T>& a, cudaStream_t stream) {
   return with_bucket(dim_bucket(p.dim, p.value_dim), [&](auto bucket) {
     using C = Config<T, bucket.value>;
     static_assert(C::shared_bytes(2, 1) <= kSharedMemoryLimit);
-    return launch_blocks<T>(rhs_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch), C::kThreads,
-                            C::shared_bytes(2, 1), a, stream, "launching the right-hand-side kernel");
+    return launch_blocks<T>(rhs_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch),
+                            C::kThreads, C::shared_bytes(2, 1), a, stream, "launching the right-hand-side kernel");
   });
 }
 

@@ -106,12 +106,13 @@ __device__ Source key_rows(const core::Operand& t, const core::Sequence& s, int6
 }
 
 // Offset of a row of a (batch, position, head, channel) tensor.
-__device__ __forceinline__ int64_t row_offset(const core::Operand& t, const core::Sequence& s, int64_t head, int64_t index) {
+__device__ __forceinline__ int64_t row_offset(const core::Operand& t, const core::Sequence& s, int64_t head,
+                                              int64_t index) {
   return s.batch * t.stride[0] + (s.start_q + index) * t.stride[1] + head * t.stride[2];
 }
 
-// A ridge so large that the dimension is as good as removed; infinity is the documented way to ask for that. The bound keeps
-// squares of what conjugate gradients computes with finite ridges in range.
+// A ridge so large that the dimension is as good as removed; infinity is the documented way to ask for that. The bound
+// keeps squares of what conjugate gradients computes with finite ridges in range.
 template <class T>
 __device__ __forceinline__ bool removes(T ridge) {
   return ridge >= (sizeof(T) == 8 ? T(1e150) : T(1e30));

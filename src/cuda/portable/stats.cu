@@ -11,7 +11,8 @@ struct Parameters {
   bool zero = false;  // a ridge of zero
 };
 
-// x of a row with one key: A is the ridge alone. Where that says nothing x stays zero, as it does for a removed dimension.
+// x of a row with one key: A is the ridge alone. Where that says nothing x stays zero, as it does for a removed
+// dimension.
 template <class T>
 __device__ T single_key_solution(T rest, T ridge) {
   const T x = removes(ridge) ? T(0) : rest / ridge;
@@ -43,7 +44,8 @@ struct RowResult {
 };
 
 template <class C, class T>
-__device__ void write_row(const Arguments<T>& a, const QueryBlock& block, const Query& q, int r, const RowResult<C, T>& result) {
+__device__ void write_row(const Arguments<T>& a, const QueryBlock& block, const Query& q, int r,
+                          const RowResult<C, T>& result) {
   const core::Problem& p = a.problem;
   const int64_t head_kv = block.head / p.group();
   // One key: the mean is that key to the last bit, which a quotient of rounded sums is not.
@@ -52,8 +54,9 @@ __device__ void write_row(const Arguments<T>& a, const QueryBlock& block, const 
     if (result.kind == kBad) return nan_value<T>();
     if (result.kind == kRegular) return sum / result.omega;
     const core::Sequence& s = block.sequence;
-    return load_as<T>(t.data, t.dtype, s.batch * t.stride[0] + (s.start_k + q.begin) * t.stride[1] + head_kv * t.stride[2] +
-                                           column * t.stride[3]);
+    return load_as<T>(
+        t.data, t.dtype,
+        s.batch * t.stride[0] + (s.start_k + q.begin) * t.stride[1] + head_kv * t.stride[2] + column * t.stride[3]);
   };
   for_columns<C>(p.value_dim, [&](int c, int e, int column) {
     a.rows.mean_v[q.row * p.value_dim + column] = mean(a.v, result.sum_v->at[r][c].at[e], column);
@@ -74,7 +77,8 @@ __device__ void write_row(const Arguments<T>& a, const QueryBlock& block, const 
       a.rows.rest[at] = regular ? query - mean_k : T(0);
       T x = result.kind == kBad ? nan_value<T>() : T(0);
       if (result.kind == kSingle) {
-        x = single_key_solution(query - mean_k, ridge_at(a, row_offset(a.ridge, block.sequence, block.head, q.index), column));
+        x = single_key_solution(query - mean_k,
+                                ridge_at(a, row_offset(a.ridge, block.sequence, block.head, q.index), column));
       }
       a.rows.x[at] = x;
     }
@@ -83,7 +87,8 @@ __device__ void write_row(const Arguments<T>& a, const QueryBlock& block, const 
   a.rows.max[q.row] = result.kind == kRegular || result.kind == kSingle ? result.max : T(0);
   a.rows.omega[q.row] = result.kind == kEmpty ? T(0) : result.kind == kBad ? nan_value<T>() : result.omega;
   a.rows.kind[q.row] = result.kind;
-  // Rows that are solved will say so themselves. A single key under conjugate gradients takes the one step it would take.
+  // Rows that are solved will say so themselves. A single key under conjugate gradients takes the one step it would
+  // take.
   const bool stepped = result.kind == kSingle && !p.given_x() && !solved_directly(a, q);
   if (a.info.iterations) a.info.iterations[q.row] = stepped ? (p.operation == core::Operation::forward ? 1 : 0) : -1;
   if (a.info.residual) a.info.residual[q.row] = stepped ? 0.0f : -1.0f;
@@ -190,8 +195,8 @@ Status launch_stats(const Arguments<T>& a, cudaStream_t stream) {
   return with_bucket(dim_bucket(p.dim, p.value_dim), [&](auto bucket) {
     using C = Config<T, bucket.value>;
     static_assert(C::shared_bytes(1, 2) <= kSharedMemoryLimit);
-    return launch_blocks<T>(stats_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch), C::kThreads,
-                            C::shared_bytes(1, 2), a, stream, "launching the statistics kernel");
+    return launch_blocks<T>(stats_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch),
+                            C::kThreads, C::shared_bytes(1, 2), a, stream, "launching the statistics kernel");
   });
 }
 

@@ -19,8 +19,8 @@ struct alignas(16) Vec {
   T at[kSize];
 };
 
-// Rows of kDim elements. The 16-byte pieces of a row are stored in an order that depends on the row, so that eight threads
-// reading the same column of eight rows hit different banks.
+// Rows of kDim elements. The 16-byte pieces of a row are stored in an order that depends on the row, so that eight
+// threads reading the same column of eight rows hit different banks.
 template <class T, int kDim>
 struct Tile {
   T* data;
@@ -52,15 +52,21 @@ __device__ __forceinline__ bool reads_vectors(const core::Operand& t, int64_t co
 // Rows from position `position` of one batch entry and head of a tensor.
 template <class T>
 __device__ Source tensor_rows(const core::Operand& t, int64_t batch, int64_t position, int64_t head, int64_t columns) {
-  return {t.data, t.dtype, batch * t.stride[0] + position * t.stride[1] + head * t.stride[2],
-          t.stride[1], t.stride[3], static_cast<int>(columns), reads_vectors<T>(t, columns)};
+  return {t.data,
+          t.dtype,
+          batch * t.stride[0] + position * t.stride[1] + head * t.stride[2],
+          t.stride[1],
+          t.stride[3],
+          static_cast<int>(columns),
+          reads_vectors<T>(t, columns)};
 }
 
 // Rows from index `row` of a row array.
 template <class T>
 __device__ Source array_rows(const T* array, int64_t row, int64_t columns) {
   const bool vectors = columns % Vec<T>::kSize == 0 && reinterpret_cast<uintptr_t>(array) % sizeof(Vec<T>) == 0;
-  return {array, sizeof(T) == 8 ? DType::f64 : DType::f32, row * columns, columns, 1, static_cast<int>(columns), vectors};
+  return {array,  sizeof(T) == 8 ? DType::f64 : DType::f32, row * columns, columns, 1, static_cast<int>(columns),
+          vectors};
 }
 
 template <class T>
@@ -97,7 +103,8 @@ __device__ __forceinline__ Vec<T> read_vec(const Source& source, int64_t row, in
   return result;
 }
 
-// Sets what is not finite to zero and says whether there was any: a weight of zero must make a key vanish even if it holds NaN.
+// Sets what is not finite to zero and says whether there was any: a weight of zero must make a key vanish even if it
+// holds NaN.
 template <class T>
 __device__ __forceinline__ bool clean(Vec<T>& v) {
   bool found = false;
@@ -117,11 +124,12 @@ __device__ __forceinline__ int pieces(int64_t columns) {
   return static_cast<int>((columns + Vec<T>::kSize - 1) / Vec<T>::kSize);
 }
 
-// Fills kRows rows of a tile with rows first, first + 1, ... of the source; those for which `wanted(row)` is false, and all
-// from `count` on, are zero. bad[row] is set where a value that is not finite was replaced by zero (pass null not to ask).
-// All threads of the block take part; the caller puts barriers around it.
+// Fills kRows rows of a tile with rows first, first + 1, ... of the source; those for which `wanted(row)` is false, and
+// all from `count` on, are zero. bad[row] is set where a value that is not finite was replaced by zero (pass null not
+// to ask). All threads of the block take part; the caller puts barriers around it.
 template <int kRows, class C, class T, int kDim, class Wanted>
-__device__ void load_tile(Tile<T, kDim> tile, const Source& source, int64_t first, int64_t count, int32_t* bad, Wanted wanted) {
+__device__ void load_tile(Tile<T, kDim> tile, const Source& source, int64_t first, int64_t count, int32_t* bad,
+                          Wanted wanted) {
   const int columns = pieces<T>(source.columns);
   for (int row = group(); row < kRows; row += C::kGroups) {
     const bool present = row < count && wanted(row);
@@ -138,8 +146,8 @@ struct Always {
   __device__ bool operator()(int) const { return true; }
 };
 
-// s[n][r][c] = own[n] row (group + kGroups r) . other row (lane + kLanes c), over `columns` pieces. The order of the sum does
-// not depend on who owns which side, so that weights come out the same in every pass.
+// s[n][r][c] = own[n] row (group + kGroups r) . other row (lane + kLanes c), over `columns` pieces. The order of the
+// sum does not depend on who owns which side, so that weights come out the same in every pass.
 template <class C, int kN, class T, int kDim>
 __device__ __forceinline__ void product(const Tile<T, kDim> (&own)[kN], Tile<T, kDim> other, int columns,
                                         T (&s)[kN][C::kRows][C::kRows]) {
@@ -202,7 +210,8 @@ struct Weights {
 #pragma unroll
     for (int r = 0; r < C::kRows; ++r) {
 #pragma unroll
-      for (int c = 0; c < C::kRows; ++c) data[(group() + C::kGroups * r) * C::kWeightStride + lane() + kLanes * c] = w[r][c];
+      for (int c = 0; c < C::kRows; ++c)
+        data[(group() + C::kGroups * r) * C::kWeightStride + lane() + kLanes * c] = w[r][c];
     }
     __syncwarp();
   }
@@ -210,7 +219,8 @@ struct Weights {
 
 // acc += weights . other, over `columns` pieces.
 template <class C, class T, int kDim>
-__device__ __forceinline__ void accumulate(Accumulator<C, T>& acc, Weights<C, T> weights, Tile<T, kDim> other, int columns) {
+__device__ __forceinline__ void accumulate(Accumulator<C, T>& acc, Weights<C, T> weights, Tile<T, kDim> other,
+                                           int columns) {
 #pragma unroll 2
   for (int b = 0; b < C::kOther; b += C::kVec) {
     Vec<T> w[C::kRows];
