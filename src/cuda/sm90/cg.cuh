@@ -73,13 +73,22 @@ __device__ __forceinline__ T& tile_word(void* tile, uint32_t offset) {
   return *reinterpret_cast<T*>(static_cast<char*>(tile) + offset);
 }
 
+// The step's chain of scalars is latency that nothing hides: approximations (to an ulp or two) where an exact quotient or
+// root is not needed.
+__device__ __forceinline__ float fast_sqrt(float x) {
+  float y;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float inverse_power_of_two(float x) { return __uint_as_float((254u << 23) - __float_as_uint(x)); }
+
 // The bound |E| <= 2 |p| max|k| fixes the scale of U before any tile is seen. An error of the centre shifts all E of a row
 // alike, which the row-sum correction takes out again: the mean may be rounded.
 __device__ __forceinline__ void finish_direction(Direction& d, const Pair<float>& norm_squared, const Pair<float>& dots,
                                                  float largest_key_norm) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    d.scale[r] = power_of_two_below(2.001f * sqrtf(norm_squared[r]) * largest_key_norm);
+    d.scale[r] = power_of_two_below(2.001f * fast_sqrt(norm_squared[r]) * largest_key_norm);
     d.centre[r] = dots[r] * d.scale[r];
   }
 }
@@ -95,7 +104,7 @@ __device__ __forceinline__ void write_direction(const float (&v)[kDim / 2], cons
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     scale[r] = power_of_two_scale(quad_max(largest[r]));
-    s.inverse[r] = 1.0f / scale[r];
+    s.inverse[r] = inverse_power_of_two(scale[r]);
   }
   Pair<float> dots = {0, 0}, squares = {0, 0}, rp = {0, 0};
 #pragma unroll
@@ -176,7 +185,7 @@ __device__ __forceinline__ void step(Solve& s, float (&product)[kDim / 2], const
   Pair<float> pap = {0, 0}, ridge, inverse_scale;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    inverse_scale[h] = data_scale[h] > 0 ? 1.0f / data_scale[h] : 0.0f;
+    inverse_scale[h] = data_scale[h] > 0 ? __fdividef(1.0f, data_scale[h]) : 0.0f;
     ridge[h] = s.ridge[h] * inverse_scale[h];
   }
 #pragma unroll
@@ -211,9 +220,9 @@ __device__ __forceinline__ void step(Solve& s, float (&product)[kDim / 2], const
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     pap[h] = quad_sum(pap[h]) * data_scale[h];
-    const float curvature = pap[h] / s.norm_squared[h];
+    const float curvature = __fdividef(pap[h], s.norm_squared[h]);
     s.curvature[h] = fmaxf(s.curvature[h], curvature);
-    alpha[h] = s.rp[h] / pap[h];
+    alpha[h] = __fdividef(s.rp[h], pap[h]);
     if (s.active[h] && !(curvature > kLeastCurvature * s.curvature[h] && fabsf(alpha[h]) < 0x1p126f)) {
       s.active[h] = false;
       s.status[h] = LLA_ROW_BREAKDOWN;
@@ -247,7 +256,7 @@ __device__ __forceinline__ void step(Solve& s, float (&product)[kDim / 2], const
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float now = quad_sum(rr[h]);
-    beta[h] = now / s.rr[h] * s.inverse[h];
+    beta[h] = __fdividef(now, s.rr[h]) * s.inverse[h];
     if (s.active[h]) {
       s.rr[h] = now;
       if (now <= limits.tolerance_squared * s.rr_start[h]) {
@@ -261,8 +270,8 @@ __device__ __forceinline__ void step(Solve& s, float (&product)[kDim / 2], const
       }
     }
     // |r + β p| <= |r| + β |p| bounds the elements; fp16 has exponents to spare for the slack.
-    scale[h] = power_of_two_scale(sqrtf(now) + beta[h] * sqrtf(s.norm_squared[h]));
-    s.inverse[h] = 1.0f / scale[h];
+    scale[h] = power_of_two_scale(1.001f * (fast_sqrt(now) + beta[h] * fast_sqrt(s.norm_squared[h])));
+    s.inverse[h] = inverse_power_of_two(scale[h]);
     if (!s.active[h]) scale[h] = beta[h] = 0;
   }
   Pair<float> dots = {0, 0}, squares = {0, 0}, rp = {0, 0};

@@ -15,7 +15,11 @@
 
 namespace lla::cuda::sm90 {
 
-__device__ __forceinline__ void mma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// Before the first product of a batch. Products need converged warps, and waiting for a tile may have split them.
+__device__ __forceinline__ void mma_fence() {
+  __syncwarp();
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
 __device__ __forceinline__ void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int kPending>
 __device__ __forceinline__ void mma_wait() {

@@ -15,7 +15,7 @@ using core::cat;
 using core::Problem;
 
 constexpr int64_t kLargestLength = std::numeric_limits<int32_t>::max() - 2 * kBlockRows;
-// Below this many keys a block's tiles stay in L2 and recomputing weights costs less than writing them first.
+// Below this many keys cached weights are not worth their workspace.
 constexpr int64_t kCacheFromKeys = 512;
 
 int resident_blocks(const Problem& p, const core::Machine& m) {

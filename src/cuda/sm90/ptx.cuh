@@ -21,6 +21,17 @@ struct Barrier {
   __device__ __forceinline__ void arrive() {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&word)) : "memory");
   }
+  // Without a branch: warps that multiply next must not split.
+  __device__ __forceinline__ void arrive_if(bool chosen) {
+    asm volatile(
+        "{\n"
+        ".reg .pred chosen;\n"
+        "setp.ne.u32 chosen, %1, 0;\n"
+        "@chosen mbarrier.arrive.shared::cta.b64 _, [%0];\n"
+        "}\n" ::"r"(shared_address(&word)),
+        "r"(static_cast<uint32_t>(chosen))
+        : "memory");
+  }
   __device__ __forceinline__ void arrive_expecting(uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&word)), "r"(bytes)
                  : "memory");

@@ -11,6 +11,7 @@
 namespace lla::cuda::sm90 {
 
 inline constexpr int kConsumerWarps = 8;
+inline constexpr int kTilesAhead = 2;  // every pass begins with K0 K1
 
 template <int kStages>
 struct Ring {
@@ -29,7 +30,7 @@ struct Ring {
   // Consumers.
   __device__ __forceinline__ void wait(uint32_t position) { full[stage(position)].wait(parity(position)); }
   __device__ __forceinline__ void release(uint32_t position) {
-    if (threadIdx.x % 32 == 0) empty[stage(position)].arrive();
+    empty[stage(position)].arrive_if(threadIdx.x % 32 == 0);
   }
   // Producer: the barrier to load into, once the stage is free.
   __device__ __forceinline__ Barrier& acquire(uint32_t position, uint32_t bytes) {

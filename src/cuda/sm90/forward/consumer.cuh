@@ -322,7 +322,7 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       sums[r] = quad_sum(sums[r]);
-      scale[r] = d.scale[r] > 0 ? 1.0f / (tiles().key_scale * tiles().key_scale * solve.omega[r] * d.scale[r]) : 0.0f;
+      scale[r] = d.scale[r] > 0 ? __fdividef(1.0f, tiles().key_scale * tiles().key_scale * solve.omega[r] * d.scale[r]) : 0.0f;
     }
     const Vectors at{s.p[group], s.residual[group], section(WorkspaceLayout::kX),
                      p.ridge.per_dim ? section(WorkspaceLayout::kRidge) : nullptr};
@@ -448,7 +448,9 @@ struct Consumer {
         idle_pass(live);
         publish(false);
       }
-      if (!more) other = other_needs_pass();
+      // The producer fetches a pass's first tiles ahead of the decision: where these are all it has, wait for the other
+      // warpgroup here, or this one could decide twice before the other has decided once.
+      if (!more || live <= kTilesAhead) other = other_needs_pass();
     }
     write_x(d);
     weighted_pass<true>(acc, sums, d, live);

@@ -68,7 +68,7 @@ struct Producer {
     }
     bool more = another_pass();
     const int live = s.live[parity].total(count);
-    const int ahead = min(live, 2);  // a pass of either kind begins with these tiles
+    const int ahead = min(live, kTilesAhead);
     int fetched = 0;
     Walk walk;
     while (more) {
