@@ -60,7 +60,8 @@ std::string find_python() {
   for (const auto& python : candidates) {
     if (run_program({python, "-c", "import matplotlib"}, true) == 0) return python;
   }
-  throw Failure("no Python with matplotlib was found; run `make run` once (it sets up .venv), or set LLA_PYTHON to one");
+  throw Failure(
+      "no Python with matplotlib was found; run `make run` once (it sets up .venv), or set LLA_PYTHON to one");
 }
 
 // Every results.json in the directory or right below it must be readable before anything is drawn.
@@ -77,8 +78,8 @@ void check_results(const fs::path& directory) {
     if (entry.is_directory()) check(entry.path() / experiments::kResultsName);
   }
   if (found == 0) {
-    throw Failure(fmt::format("no results in {} (a {} there or one folder below); `lla reproduce` makes them", directory.string(),
-                              experiments::kResultsName));
+    throw Failure(fmt::format("no results in {} (a {} there or one folder below); `lla reproduce` makes them",
+                              directory.string(), experiments::kResultsName));
   }
 }
 

@@ -40,7 +40,8 @@ int run(Options o) {
       fmt::print("{:>7}  {:<10} {:>12.1f} {:>10.3f}\n", r["n"].get<int64_t>(), r["method"].get<std::string>(), mib,
                  r["seconds"].get<double>());
     } else {
-      fmt::print("{:>7}  {:<10} {:>12.1f} {:>10}\n", r["n"].get<int64_t>(), r["method"].get<std::string>(), mib, "too large");
+      fmt::print("{:>7}  {:<10} {:>12.1f} {:>10}\n", r["n"].get<int64_t>(), r["method"].get<std::string>(), mib,
+                 "too large");
     }
   }
   fmt::print("\nExponents of n\n");
@@ -55,7 +56,8 @@ int run(Options o) {
 
 void add_reproduce_memory(CLI::App& reproduce, int& exit_code) {
   auto o = std::make_shared<Options>();
-  CLI::App* command = reproduce.add_subcommand("memory", "Peak memory and time of naive LLA, blockwise LLA and softmax attention");
+  CLI::App* command =
+      reproduce.add_subcommand("memory", "Peak memory and time of naive LLA, blockwise LLA and softmax attention");
   add_common_options(*command, o->common, "out/memory", true);
   command->add_flag("--quick", o->quick, "Lengths up to 4096");
   command->add_option("--d", o->run.dim, "Head dimension")->capture_default_str()->check(CLI::Range(1, 256));

@@ -31,11 +31,12 @@ int run(Options o) {
   }
   if (!finished) return finish(o.common.out, false);
   const auto file = experiments::read_results(o.run.out / experiments::kResultsName);
-  fmt::print("Exponent of n in the integrated squared error\n\n  d  {:<15} {:>7}  {:<18} {:>7}\n", "estimator", "fitted", "95 % (jointly)",
-             "theory");
+  fmt::print("Exponent of n in the integrated squared error\n\n  d  {:<15} {:>7}  {:<18} {:>7}\n", "estimator",
+             "fitted", "95 % (jointly)", "theory");
   for (const auto& s : file["summary"]["slopes"]) {
-    fmt::print("  {}  {:<15} {:>7.3f}  [{:.3f}, {:.3f}]   {:>7.3f}\n", s["d"].get<int>(), s["estimator"].get<std::string>(),
-               s["slope"].get<double>(), s["low"].get<double>(), s["high"].get<double>(), s["theory"].get<double>());
+    fmt::print("  {}  {:<15} {:>7.3f}  [{:.3f}, {:.3f}]   {:>7.3f}\n", s["d"].get<int>(),
+               s["estimator"].get<std::string>(), s["slope"].get<double>(), s["low"].get<double>(),
+               s["high"].get<double>(), s["theory"].get<double>());
   }
   return finish(o.common.out, true);
 }
@@ -44,12 +45,14 @@ int run(Options o) {
 
 void add_reproduce_rates(CLI::App& reproduce, int& exit_code) {
   auto o = std::make_shared<Options>();
-  CLI::App* command =
-      reproduce.add_subcommand("rates", "Convergence rates of global linear, local constant and local linear regression");
+  CLI::App* command = reproduce.add_subcommand(
+      "rates", "Convergence rates of global linear, local constant and local linear regression");
   add_common_options(*command, o->common, "out/rates", false);
   command->add_flag("--quick", o->quick, "Fewer sample sizes and repetitions, under a minute");
   command->add_option("--d", o->run.dims, "Dimension, 1 to 4; repeatable; default all")->check(CLI::Range(1, 4));
-  command->add_option("--noise", o->run.noise, "Standard deviation of the noise")->capture_default_str()->check(CLI::PositiveNumber);
+  command->add_option("--noise", o->run.noise, "Standard deviation of the noise")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
   command->add_option("--bandwidth", o->run.bandwidth, "Constant in front of the bandwidths' theoretical order")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);

@@ -33,12 +33,13 @@ constexpr int kQuickSequences = 128;
 constexpr int kDefaultSequences = 1000;
 
 // The quick subset: every setting of the paper's main figure, and one segment length across the dimensions.
-const std::vector<std::pair<int, int>> kQuick = {{8, 256},  {16, 256},  {32, 256},   {64, 64},
+const std::vector<std::pair<int, int>> kQuick = {{8, 256},  {16, 256}, {32, 256},  {64, 64},
                                                  {64, 256}, {64, 512}, {64, 1024}, {128, 256}};
 
 std::vector<std::pair<int, int>> grid(const Options& o) {
   if (o.quick && o.dims.empty() && o.segments.empty()) return kQuick;
-  const auto dims = o.dims.empty() ? std::vector<int>(experiments::kPaperDims.begin(), experiments::kPaperDims.end()) : o.dims;
+  const auto dims =
+      o.dims.empty() ? std::vector<int>(experiments::kPaperDims.begin(), experiments::kPaperDims.end()) : o.dims;
   const auto segments = o.segments.empty()
                             ? std::vector<int>(experiments::kPaperSegments.begin(), experiments::kPaperSegments.end())
                             : o.segments;
@@ -60,8 +61,14 @@ std::vector<RegressionSetting> settings(const Options& o) {
     for (double ridge : o.ridges) {
       for (double scale : scales) {
         for (double noise : o.noises) {
-          list.push_back({.d = d, .segment = segment, .sequences = sequences, .ridge = ridge, .mesa_ridge = o.mesa_ridge,
-                          .scale = scale, .noise = noise, .seed = o.common.seed});
+          list.push_back({.d = d,
+                          .segment = segment,
+                          .sequences = sequences,
+                          .ridge = ridge,
+                          .mesa_ridge = o.mesa_ridge,
+                          .scale = scale,
+                          .noise = noise,
+                          .seed = o.common.seed});
         }
       }
     }
@@ -72,14 +79,14 @@ std::vector<RegressionSetting> settings(const Options& o) {
 // One line a setting: the mean error of each model, inclusive and strict.
 void print_table(const std::string& out) {
   const Json file = experiments::read_results(experiments::fs::path(out) / experiments::kResultsName);
-  fmt::print("Mean squared error over all positions, summed over the d outputs\n\n{:>4} {:>8} {:>6} {:>9}", "d", "segment", "ridge",
-             "form");
+  fmt::print("Mean squared error over all positions, summed over the d outputs\n\n{:>4} {:>8} {:>6} {:>9}", "d",
+             "segment", "ridge", "form");
   for (const char* model : experiments::kModelNames) fmt::print(" {:>11}", model);
   fmt::print("\n");
   for (const Json& record : file["records"]) {
     if (record["model"] != "lla") continue;
-    fmt::print("{:>4} {:>8} {:>6} {:>9}", record["d"].get<int>(), record["segment"].get<int>(), record["ridge"].get<double>(),
-               record["strict"].get<bool>() ? "strict" : "inclusive");
+    fmt::print("{:>4} {:>8} {:>6} {:>9}", record["d"].get<int>(), record["segment"].get<int>(),
+               record["ridge"].get<double>(), record["strict"].get<bool>() ? "strict" : "inclusive");
     for (const char* model : experiments::kModelNames) {
       Json key = record;
       for (const char* other : {"ridge", "mse", "mse_mean"}) key.erase(other);
@@ -111,7 +118,8 @@ int run(const Options& o) {
   print_table(o.common.out);
   if (summary.kernel_seconds > 0) {
     experiments::write_timing(request.out, summary);
-    fmt::print("\n{:.1f} s, {:.0f} % of it inside the models\n", summary.seconds, 100 * summary.kernel_seconds / summary.seconds);
+    fmt::print("\n{:.1f} s, {:.0f} % of it inside the models\n", summary.seconds,
+               100 * summary.kernel_seconds / summary.seconds);
   }
   return finish(o.common.out, true);
 }
@@ -128,14 +136,17 @@ void add_reproduce_regression(CLI::App& reproduce, int& exit_code) {
   const std::vector<int> dims(experiments::kPaperDims.begin(), experiments::kPaperDims.end());
   const std::vector<int> segments(experiments::kPaperSegments.begin(), experiments::kPaperSegments.end());
   command->add_option("--d", o->dims, "Dimension; repeatable; default all")->check(CLI::IsMember(dims));
-  command->add_option("--segment", o->segments, "Segment length; repeatable; default all")->check(CLI::IsMember(segments));
+  command->add_option("--segment", o->segments, "Segment length; repeatable; default all")
+      ->check(CLI::IsMember(segments));
   command->add_option("--sequences", o->sequences, "Sequences per setting; default 1,000, quick 128, paper 10,000")
       ->check(CLI::Range(1, 1 << 30));
   command->add_option("--ridge", o->ridges, "LLA's ridge; repeatable for a sweep")->capture_default_str();
   command->add_option("--mesa-ridge", o->mesa_ridge, "MesaNet's ridge")->capture_default_str();
   command->add_option("--scale", o->scales, "Of the logits; repeatable; default 1/sqrt(d)");
-  command->add_option("--noise", o->noises, "Standard deviation of the values' noise; repeatable")->capture_default_str();
-  command->add_option("--implementation", o->implementation, "Of the attention (lla info lists them); default the library's choice");
+  command->add_option("--noise", o->noises, "Standard deviation of the values' noise; repeatable")
+      ->capture_default_str();
+  command->add_option("--implementation", o->implementation,
+                      "Of the attention (lla info lists them); default the library's choice");
   command->callback([o, &exit_code] { exit_code = run(*o); });
 }
 

@@ -25,16 +25,19 @@ void print_table(const experiments::Json& records, double tolerance) {
   for (const auto& r : records) {
     if (r["tolerance"] != tolerance) continue;
     const double error = r["error"].is_null() ? 1e300 : r["error"].get<double>();
-    double& cell = worst[r["ridge"].get<double>()][r["form"].get<std::string>() + " " + r["arithmetic"].get<std::string>()];
+    double& cell =
+        worst[r["ridge"].get<double>()][r["form"].get<std::string>() + " " + r["arithmetic"].get<std::string>()];
     cell = std::max(cell, error);
   }
-  fmt::print("Worst output error over data kinds and positions at tolerance {:g}, against the fp64 direct solve\n\n{:>8}", tolerance,
-             "ridge");
+  fmt::print(
+      "Worst output error over data kinds and positions at tolerance {:g}, against the fp64 direct solve\n\n{:>8}",
+      tolerance, "ridge");
   for (const auto& [name, error] : worst.begin()->second) fmt::print(" {:>13}", name);
   fmt::print("\n");
   for (const auto& [ridge, row] : worst) {
     fmt::print("{:>8}", ridge);
-    for (const auto& [name, error] : row) fmt::print(" {:>13}", error > 1e10 ? "diverged" : fmt::format("{:.1e}", error));
+    for (const auto& [name, error] : row)
+      fmt::print(" {:>13}", error > 1e10 ? "diverged" : fmt::format("{:.1e}", error));
     fmt::print("\n");
   }
   fmt::print("\n");
@@ -63,8 +66,8 @@ int run(Options o) {
 
 void add_reproduce_solver(CLI::App& reproduce, int& exit_code) {
   auto o = std::make_shared<Options>();
-  CLI::App* command =
-      reproduce.add_subcommand("solver", "Conjugate gradients: iterations and error by position, ridge, data kind and arithmetic");
+  CLI::App* command = reproduce.add_subcommand(
+      "solver", "Conjugate gradients: iterations and error by position, ridge, data kind and arithmetic");
   add_common_options(*command, o->common, "out/solver", false);
   command->add_flag("--quick", o->quick, "Fewer positions and rows");
   command->add_option("--d", o->run.dim, "Head dimension")->capture_default_str()->check(CLI::Range(2, 256));

@@ -12,8 +12,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 // kRows rows by two vectors of columns (or one), held in registers over the whole of k.
 template <int kRows, bool kTwo, class D, class T = hn::TFromD<D>>
-HWY_INLINE void Tile(D d, size_t k, T alpha, Strided<T> a, const T* HWY_RESTRICT b, size_t ldb, T beta, T* HWY_RESTRICT c,
-                     size_t ldc) {
+HWY_INLINE void Tile(D d, size_t k, T alpha, Strided<T> a, const T* HWY_RESTRICT b, size_t ldb, T beta,
+                     T* HWY_RESTRICT c, size_t ldc) {
   const size_t lanes = hn::Lanes(d);
   hn::Vec<D> left[kRows], right[kRows];
   for (int r = 0; r < kRows; ++r) left[r] = right[r] = hn::Zero(d);
@@ -37,7 +37,8 @@ HWY_INLINE void Tile(D d, size_t k, T alpha, Strided<T> a, const T* HWY_RESTRICT
 }
 
 template <bool kTwo, class D, class T = hn::TFromD<D>>
-HWY_INLINE void Panel(D d, size_t m, size_t k, T alpha, Strided<T> a, const T* b, size_t ldb, T beta, T* c, size_t ldc) {
+HWY_INLINE void Panel(D d, size_t m, size_t k, T alpha, Strided<T> a, const T* b, size_t ldb, T beta, T* c,
+                      size_t ldc) {
   size_t row = 0;
   const auto from = [&] { return Strided<T>{a.data + row * a.row, a.row, a.column}; };
   for (; row + 6 <= m; row += 6) Tile<6, kTwo>(d, k, alpha, from(), b, ldb, beta, c + row * ldc, ldc);
@@ -45,7 +46,8 @@ HWY_INLINE void Panel(D d, size_t m, size_t k, T alpha, Strided<T> a, const T* b
 }
 
 template <class T>
-HWY_INLINE void Gemm(size_t m, size_t n, size_t k, T alpha, Strided<T> a, const T* b, size_t ldb, T beta, T* c, size_t ldc) {
+HWY_INLINE void Gemm(size_t m, size_t n, size_t k, T alpha, Strided<T> a, const T* b, size_t ldb, T beta, T* c,
+                     size_t ldc) {
   const hn::ScalableTag<T> d;
   const hn::CappedTag<T, 4> few;
   const hn::CappedTag<T, 1> one;
@@ -57,12 +59,12 @@ HWY_INLINE void Gemm(size_t m, size_t n, size_t k, T alpha, Strided<T> a, const 
   for (; j < n; ++j) Panel<false>(one, m, k, alpha, a, b + j, ldb, beta, c + j, ldc);
 }
 
-void GemmF32(size_t m, size_t n, size_t k, float alpha, Strided<float> a, const float* b, size_t ldb, float beta, float* c,
-             size_t ldc) {
+void GemmF32(size_t m, size_t n, size_t k, float alpha, Strided<float> a, const float* b, size_t ldb, float beta,
+             float* c, size_t ldc) {
   Gemm(m, n, k, alpha, a, b, ldb, beta, c, ldc);
 }
-void GemmF64(size_t m, size_t n, size_t k, double alpha, Strided<double> a, const double* b, size_t ldb, double beta, double* c,
-             size_t ldc) {
+void GemmF64(size_t m, size_t n, size_t k, double alpha, Strided<double> a, const double* b, size_t ldb, double beta,
+             double* c, size_t ldc) {
   Gemm(m, n, k, alpha, a, b, ldb, beta, c, ldc);
 }
 
@@ -79,8 +81,8 @@ void gemm(size_t m, size_t n, size_t k, float alpha, Strided<float> a, const flo
           size_t ldc) {
   HWY_DYNAMIC_DISPATCH(GemmF32)(m, n, k, alpha, a, b, ldb, beta, c, ldc);
 }
-void gemm(size_t m, size_t n, size_t k, double alpha, Strided<double> a, const double* b, size_t ldb, double beta, double* c,
-          size_t ldc) {
+void gemm(size_t m, size_t n, size_t k, double alpha, Strided<double> a, const double* b, size_t ldb, double beta,
+          double* c, size_t ldc) {
   HWY_DYNAMIC_DISPATCH(GemmF64)(m, n, k, alpha, a, b, ldb, beta, c, ldc);
 }
 

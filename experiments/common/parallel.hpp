@@ -1,4 +1,5 @@
-// Items over threads, for what is not already inside a library call. Which thread takes an item must not matter to its result.
+// Items over threads, for what is not already inside a library call. Which thread takes an item must not matter to its
+// result.
 #pragma once
 
 #include <atomic>

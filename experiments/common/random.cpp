@@ -20,9 +20,7 @@ HWY_INLINE V Rotate(V v) {
 // Four rounds, then the key is added: x0 += ks[a], x1 += ks[b] + injection.
 template <int kR0, int kR1, int kR2, int kR3, class V>
 HWY_INLINE void Rounds(V& x0, V& x1, V add0, V add1) {
-  const auto round = [&](V rotated) HWY_ATTR {
-    x1 = hn::Xor(rotated, x0);
-  };
+  const auto round = [&](V rotated) HWY_ATTR { x1 = hn::Xor(rotated, x0); };
   x0 = hn::Add(x0, x1), round(Rotate<kR0>(x1));
   x0 = hn::Add(x0, x1), round(Rotate<kR1>(x1));
   x0 = hn::Add(x0, x1), round(Rotate<kR2>(x1));
@@ -55,12 +53,14 @@ void Normal(Block key, uint64_t counter, float* out, size_t count) {
     auto x0 = hn::Iota(du, static_cast<uint32_t>(counter));
     auto x1 = hn::Set(du, static_cast<uint32_t>(counter >> 32));
     Threefry(du, x0, x1, key);
-    // 31 bits for the radius (strictly between 0 and 1, so it is finite and not zero), 32 signed bits for the angle in [-pi, pi).
+    // 31 bits for the radius (strictly between 0 and 1, so it is finite and not zero), 32 signed bits for the angle in
+    // [-pi, pi).
     const auto u = hn::Min(hn::MulAdd(hn::ConvertTo(df, hn::BitCast(di, hn::ShiftRight<1>(x0))), hn::Set(df, 0x1p-31f),
                                       hn::Set(df, 0x1p-32f)),
                            hn::Set(df, 0x1.fffffep-1f));
     const auto radius = hn::Sqrt(hn::Mul(hn::Set(df, -2.0f), hn::Log(df, u)));
-    const auto angle = hn::Mul(hn::ConvertTo(df, hn::BitCast(di, x1)), hn::Set(df, 1.4629180792671596e-9f));  // pi / 2^31
+    const auto angle =
+        hn::Mul(hn::ConvertTo(df, hn::BitCast(di, x1)), hn::Set(df, 1.4629180792671596e-9f));  // pi / 2^31
     const auto even = hn::Mul(radius, hn::Cos(df, angle));
     const auto odd = hn::Mul(radius, hn::Sin(df, angle));
     if (at + 2 * lanes <= count) {

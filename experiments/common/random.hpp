@@ -1,5 +1,5 @@
-// Normal draws by counter: the same (seed, stream, index) gives the same number whatever was drawn before it, by whichever
-// thread, so an interrupted run continues with exactly the data it would have seen.
+// Normal draws by counter: the same (seed, stream, index) gives the same number whatever was drawn before it, by
+// whichever thread, so an interrupted run continues with exactly the data it would have seen.
 #pragma once
 
 #include <cstddef>

@@ -18,12 +18,14 @@ namespace lla::experiments {
 namespace {
 
 [[noreturn]] void fail_to_write(const fs::path& path, int error) {
-  throw Failure(fmt::format("{} could not be written: {}; earlier results are untouched", path.string(), std::strerror(error)));
+  throw Failure(
+      fmt::format("{} could not be written: {}; earlier results are untouched", path.string(), std::strerror(error)));
 }
 
 class File {
  public:
-  explicit File(const fs::path& path) : path_(path), fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
+  explicit File(const fs::path& path)
+      : path_(path), fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
     if (fd_ < 0) fail_to_write(path, errno);
   }
   ~File() {
@@ -115,7 +117,8 @@ Json read_json(const fs::path& path) {
   try {
     return Json::parse(text.str());
   } catch (const Json::parse_error&) {
-    throw Failure(fmt::format("{} is not complete JSON (half-written?); move it away or choose another directory", path.string()));
+    throw Failure(fmt::format("{} is not complete JSON (half-written?); move it away or choose another directory",
+                              path.string()));
   }
 }
 
@@ -140,7 +143,10 @@ Json read_results(const fs::path& path) {
 }
 
 Results::Results(fs::path directory, std::string task, Json settings, std::string command, Device device)
-    : directory_(std::move(directory)), task_(std::move(task)), settings_(std::move(settings)), command_(std::move(command)) {
+    : directory_(std::move(directory)),
+      task_(std::move(task)),
+      settings_(std::move(settings)),
+      command_(std::move(command)) {
   machine_ = machine(device);
   const fs::path path = directory_ / kResultsName;
   if (!fs::exists(path)) {
@@ -150,8 +156,8 @@ Results::Results(fs::path directory, std::string task, Json settings, std::strin
   const Json file = read_results(path);
   const auto require = [&](const char* what, const Json& found, const Json& wanted) {
     if (found == wanted) return;
-    throw Failure(fmt::format("{} was made with {} {}, this run has {}; choose another --out", path.string(), what, found.dump(),
-                              wanted.dump()));
+    throw Failure(fmt::format("{} was made with {} {}, this run has {}; choose another --out", path.string(), what,
+                              found.dump(), wanted.dump()));
   };
   require("task", file["task"], task_);
   require("settings", file["settings"], settings_);
@@ -175,9 +181,10 @@ bool Results::contains(const Json& identity) const {
 }
 
 void Results::write() const {
-  std::string text = fmt::format("{{\"schema_version\": {},\n\"task\": {},\n\"settings\": {},\n\"machine\": {},\n\"command\": {},\n"
-                                 "\"records\": [",
-                                 kSchemaVersion, Json(task_).dump(), settings_.dump(), machine_.dump(), Json(command_).dump());
+  std::string text = fmt::format(
+      "{{\"schema_version\": {},\n\"task\": {},\n\"settings\": {},\n\"machine\": {},\n\"command\": {},\n"
+      "\"records\": [",
+      kSchemaVersion, Json(task_).dump(), settings_.dump(), machine_.dump(), Json(command_).dump());
   for (size_t i = 0; i < records_.size(); ++i) text += (i == 0 ? "\n" : ",\n") + records_[i].dump();
   text += "\n]";
   if (!summary_.empty()) text += ",\n\"summary\": " + summary_.dump();

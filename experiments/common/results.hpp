@@ -1,5 +1,5 @@
-// Result files. results.json holds everything a figure needs; it is replaced as a whole, by renaming a complete file over it,
-// so a reader never sees half of one and a failed write leaves the earlier results as they were.
+// Result files. results.json holds everything a figure needs; it is replaced as a whole, by renaming a complete file
+// over it, so a reader never sees half of one and a failed write leaves the earlier results as they were.
 //
 //   {"schema_version": 1, "task": ..., "settings": {...}, "machine": {...}, "command": ..., "records": [{...}, ...],
 //    "summary": {...}}                                       (fits over the records, where a task has any)
@@ -27,7 +27,8 @@ struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Replaces `path` by `content`: written beside it, flushed to disk, renamed. Throws Failure and leaves `path` as it was.
+// Replaces `path` by `content`: written beside it, flushed to disk, renamed. Throws Failure and leaves `path` as it
+// was.
 void write_atomically(const fs::path& path, std::string_view content);
 
 // Makes the directory and proves that it can be written to, before any work is done.
@@ -41,7 +42,8 @@ Json machine(Device);
 // The results of one task in one directory.
 class Results {
  public:
-  // Continues what is there, if its version, task, settings and machine are these; otherwise throws and touches nothing.
+  // Continues what is there, if its version, task, settings and machine are these; otherwise throws and touches
+  // nothing.
   Results(fs::path directory, std::string task, Json settings, std::string command, Device = Device::cpu);
 
   const fs::path& directory() const { return directory_; }

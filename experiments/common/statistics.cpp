@@ -36,7 +36,9 @@ double log_mean_variance(const Vector& y) {
 
 }  // namespace
 
-double mean(const std::vector<double>& v) { return std::accumulate(v.begin(), v.end(), 0.0) / static_cast<double>(v.size()); }
+double mean(const std::vector<double>& v) {
+  return std::accumulate(v.begin(), v.end(), 0.0) / static_cast<double>(v.size());
+}
 
 double normal_quantile(double upper_tail) {
   double low = 0, high = 10;

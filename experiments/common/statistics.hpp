@@ -18,8 +18,8 @@ struct Slope {
   double intercept;
 };
 
-// Least squares of log(mean y) on log(x), or on log(x) and the correction. `intervals` slopes are reported together: their
-// intervals hold all true values at once with 95 % confidence (Bonferroni).
+// Least squares of log(mean y) on log(x), or on log(x) and the correction. `intervals` slopes are reported together:
+// their intervals hold all true values at once with 95 % confidence (Bonferroni).
 Slope fit_exponent(const std::vector<Measured>& points, bool with_correction, int intervals = 1);
 
 // Where the standard normal distribution exceeds x with this probability.

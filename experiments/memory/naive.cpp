@@ -33,8 +33,8 @@ void solve(int64_t d, float* a, float* b) {
 
 double naive_bytes(int64_t n, int64_t d) { return 4.0 * (double(n) * n + double(n) * n * d + double(n) * d * d); }
 
-void naive_lla(int64_t n, int64_t d, double scale, double ridge, const float* q, const float* k, const float* v, float* o,
-               int threads) {
+void naive_lla(int64_t n, int64_t d, double scale, double ridge, const float* q, const float* k, const float* v,
+               float* o, int threads) {
   const auto floats = [](int64_t count) { return std::make_unique_for_overwrite<float[]>(count); };
   const auto weights = floats(n * n), z = floats(n * n * d), sigma = floats(n * d * d);
   parallel_for(n, threads, [&](int64_t i, int) {

@@ -10,7 +10,7 @@ namespace lla::experiments {
 double naive_bytes(int64_t n, int64_t d);
 
 // q, k, v, o (n, d), causal. Threads over queries.
-void naive_lla(int64_t n, int64_t d, double scale, double ridge, const float* q, const float* k, const float* v, float* o,
-               int threads);
+void naive_lla(int64_t n, int64_t d, double scale, double ridge, const float* q, const float* k, const float* v,
+               float* o, int threads);
 
 }  // namespace lla::experiments

@@ -26,7 +26,8 @@ Cost measure_cost(const std::function<void()>& f) {
   malloc_trim(0);  // what earlier measurements freed must not serve this one unseen
   std::ofstream("/proc/self/clear_refs") << "5";
   const double before = status_bytes("VmRSS");
-  if (status_bytes("VmHWM") > before + (1 << 20)) throw Failure("/proc/self/clear_refs does not reset the memory mark here");
+  if (status_bytes("VmHWM") > before + (1 << 20))
+    throw Failure("/proc/self/clear_refs does not reset the memory mark here");
   const auto start = std::chrono::steady_clock::now();
   f();
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -69,18 +69,26 @@ Cost attention(const MemoryRun& run, DeviceMemory& memory, Head& head, int64_t n
   };
   if (!cuda) {
     Cost cost = measure_cost(call);  // the first call takes the memory; the quickest of a few tells the time
-    for (int i = 0; i < kRepeats && cost.seconds < kRepeatBelow; ++i) cost.seconds = std::min(cost.seconds, measure_cost(call).seconds);
+    for (int i = 0; i < kRepeats && cost.seconds < kRepeatBelow; ++i)
+      cost.seconds = std::min(cost.seconds, measure_cost(call).seconds);
     return cost;
   }
   call();  // loads the kernels
   const auto start = std::chrono::steady_clock::now();
   call();
-  return {std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), double(args.workspace_bytes)};
+  return {std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(),
+          double(args.workspace_bytes)};
 }
 
 Json measure(const MemoryRun& run, DeviceMemory& memory, const std::string& method, int64_t n) {
-  Json record = {{"task", "memory"}, {"method", method}, {"device", run.device == Device::cuda ? "cuda" : "cpu"},
-                 {"d", run.dim}, {"n", n}, {"fits", true}, {"seconds", nullptr}, {"peak_bytes", nullptr}};
+  Json record = {{"task", "memory"},
+                 {"method", method},
+                 {"device", run.device == Device::cuda ? "cuda" : "cpu"},
+                 {"d", run.dim},
+                 {"n", n},
+                 {"fits", true},
+                 {"seconds", nullptr},
+                 {"peak_bytes", nullptr}};
   Cost cost;
   if (method == "naive" && naive_bytes(n, run.dim) > run.limit_bytes) {
     record["fits"] = false;
@@ -90,8 +98,8 @@ Json measure(const MemoryRun& run, DeviceMemory& memory, const std::string& meth
   Head head(run, n);
   if (method == "naive") {
     cost = measure_cost([&] {
-      naive_lla(n, run.dim, 1 / std::sqrt(double(run.dim)), run.ridge, head.q.data(), head.k.data(), head.v.data(), head.o.data(),
-                lla_get_num_threads());
+      naive_lla(n, run.dim, 1 / std::sqrt(double(run.dim)), run.ridge, head.q.data(), head.k.data(), head.v.data(),
+                head.o.data(), lla_get_num_threads());
     });
   } else {
     cost = attention(run, memory, head, n, method == "softmax");
@@ -107,14 +115,17 @@ Json exponents(const Json& records) {
     std::vector<Measured> time, memory;
     for (const Json& r : records) {
       const int64_t n = r["n"];
-      const bool counts = r["method"] == method && r["fits"] == true && (n >= kFitFrom || std::string(method) == "naive");
+      const bool counts =
+          r["method"] == method && r["fits"] == true && (n >= kFitFrom || std::string(method) == "naive");
       if (!counts || n < 256) continue;
       time.push_back({double(n), {r["seconds"].get<double>()}});
       memory.push_back({double(n), {std::max(1.0, r["peak_bytes"].get<double>())}});
     }
     if (time.size() < 2) continue;
-    fits.push_back({{"method", method}, {"memory", fit_exponent(memory, false).value},
-                    {"time", fit_exponent(time, false).value}, {"points", time.size()}});
+    fits.push_back({{"method", method},
+                    {"memory", fit_exponent(memory, false).value},
+                    {"time", fit_exponent(time, false).value},
+                    {"points", time.size()}});
   }
   return fits;
 }
@@ -131,8 +142,11 @@ double default_memory_limit() {
 
 bool run(const MemoryRun& request, const Progress& progress) {
   const std::unique_ptr<DeviceMemory> memory = open_device(request.device);
-  const Json settings = {{"seed", request.seed}, {"d", request.dim}, {"ridge", request.ridge},
-                         {"device", request.device == Device::cuda ? "cuda" : "cpu"}, {"threads", lla_get_num_threads()},
+  const Json settings = {{"seed", request.seed},
+                         {"d", request.dim},
+                         {"ridge", request.ridge},
+                         {"device", request.device == Device::cuda ? "cuda" : "cpu"},
+                         {"threads", lla_get_num_threads()},
                          {"peak_bytes", "above inputs and output"}};
   Results results(request.out, "memory", settings, request.command, request.device);
   double total = 0, done = 0;

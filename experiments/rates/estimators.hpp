@@ -1,5 +1,6 @@
-// The three regression strategies of the paper's Propositions 1 and 2, on samples from the unit ball: one global affine fit,
-// local constant (Nadaraya-Watson) and local linear, the local ones with a compact radial kernel as the proofs assume.
+// The three regression strategies of the paper's Propositions 1 and 2, on samples from the unit ball: one global affine
+// fit, local constant (Nadaraya-Watson) and local linear, the local ones with a compact radial kernel as the proofs
+// assume.
 #pragma once
 
 #include <array>
@@ -28,8 +29,8 @@ class Sample {
   struct Estimates {
     double local_constant, local_linear;
   };
-  // Weights 1 - |x_i - x|^2 / h^2 inside the ball of radius h, for each its own h. Where no observation is near, the mean of
-  // all; where the neighbours do not determine a plane, their weighted mean.
+  // Weights 1 - |x_i - x|^2 / h^2 inside the ball of radius h, for each its own h. Where no observation is near, the
+  // mean of all; where the neighbours do not determine a plane, their weighted mean.
   Estimates local(const Point& x, double h_constant, double h_linear) const;
   double global_linear(const Point& x) const;
 

@@ -13,9 +13,9 @@ namespace lla::experiments {
 namespace {
 
 constexpr std::array<const char*, 3> kEstimators = {"global_linear", "local_constant", "local_linear"};
-constexpr int kTestPoints = 512;  // where the integral over the ball is sampled, fresh for every repetition
-constexpr int kProfileBins = 40;  // of the distance to the boundary
-constexpr int kProfileLeast = 30; // points a bin needs to be shown
+constexpr int kTestPoints = 512;   // where the integral over the ball is sampled, fresh for every repetition
+constexpr int kProfileBins = 40;   // of the distance to the boundary
+constexpr int kProfileLeast = 30;  // points a bin needs to be shown
 
 double bandwidth(const RatesRun& run, int estimator, int d, double n) {
   return run.bandwidth * std::pow(n, -1.0 / (d + (estimator == 1 ? 3 : 4)));
@@ -23,7 +23,8 @@ double bandwidth(const RatesRun& run, int estimator, int d, double n) {
 
 double ball_volume(int d) { return std::pow(M_PI, d / 2.0) / std::tgamma(d / 2.0 + 1); }
 
-// One repetition: integrated squared error of each estimator, whole, in the boundary layer, and by distance to the boundary.
+// One repetition: integrated squared error of each estimator, whole, in the boundary layer, and by distance to the
+// boundary.
 struct Repetition {
   double total[3] = {}, boundary[3] = {};
   double profile[3][kProfileBins] = {};
@@ -60,7 +61,8 @@ Repetition repeat(const RatesRun& run, int d, int64_t n, int index) {
 // The records of one (d, n): one per estimator.
 std::vector<Json> measure(const RatesRun& run, int d, int64_t n) {
   std::vector<Repetition> repetitions(run.repetitions);
-  parallel_for(run.repetitions, lla_get_num_threads(), [&](int64_t i, int) { repetitions[i] = repeat(run, d, n, int(i)); });
+  parallel_for(run.repetitions, lla_get_num_threads(),
+               [&](int64_t i, int) { repetitions[i] = repeat(run, d, n, int(i)); });
   std::vector<Json> records;
   for (int e = 0; e < 3; ++e) {
     std::vector<double> errors, boundary;
@@ -71,18 +73,27 @@ std::vector<Json> measure(const RatesRun& run, int d, int64_t n) {
       for (int b = 0; b < kProfileBins; ++b) profile[b] += r.profile[e][b], count[b] += r.profile_count[b];
     }
     Json by_distance = Json::array();  // null where too few test points fell
-    for (int b = 0; b < kProfileBins; ++b) by_distance.push_back(count[b] >= kProfileLeast ? Json(profile[b] / count[b]) : Json());
-    records.push_back({{"task", "rates"}, {"kind", "error"}, {"d", d}, {"n", n}, {"estimator", kEstimators[e]},
+    for (int b = 0; b < kProfileBins; ++b)
+      by_distance.push_back(count[b] >= kProfileLeast ? Json(profile[b] / count[b]) : Json());
+    records.push_back({{"task", "rates"},
+                       {"kind", "error"},
+                       {"d", d},
+                       {"n", n},
+                       {"estimator", kEstimators[e]},
                        {"bandwidth", e == 0 ? Json() : Json(bandwidth(run, e, d, double(n)))},
-                       {"noise", run.noise}, {"repetitions", run.repetitions}, {"ise_mean", mean(errors)},
-                       {"ise_boundary_mean", mean(boundary)}, {"ise", errors}, {"squared_error_by_distance", by_distance}});
+                       {"noise", run.noise},
+                       {"repetitions", run.repetitions},
+                       {"ise_mean", mean(errors)},
+                       {"ise_boundary_mean", mean(boundary)},
+                       {"ise", errors},
+                       {"squared_error_by_distance", by_distance}});
   }
   return records;
 }
 
-// Fitted exponents, one per dimension and estimator, from the error records. The theory is about n to infinity; at finite n the
-// boundary layer, a share of about d h of the ball, has errors of its own size, so the error is C n^-rate (1 + c h + ...).
-// "slope" allows for that term, "plain_slope" is the straight line through the points.
+// Fitted exponents, one per dimension and estimator, from the error records. The theory is about n to infinity; at
+// finite n the boundary layer, a share of about d h of the ball, has errors of its own size, so the error is C n^-rate
+// (1 + c h + ...). "slope" allows for that term, "plain_slope" is the straight line through the points.
 Json slopes(const Json& records, const RatesRun& run) {
   Json fits = Json::array();
   const int intervals = 2 * static_cast<int>(run.dims.size());  // of the two local estimators
@@ -95,9 +106,15 @@ Json slopes(const Json& records, const RatesRun& run) {
       }
       const Slope plain = fit_exponent(points, false, intervals);
       const Slope fit = std::string(estimator) == "global_linear" ? plain : fit_exponent(points, true, intervals);
-      fits.push_back({{"d", d}, {"estimator", estimator}, {"theory", theoretical_rate(estimator, d)},
-                      {"slope", fit.value}, {"low", fit.low}, {"high", fit.high},
-                      {"plain_slope", plain.value}, {"plain_low", plain.low}, {"plain_high", plain.high},
+      fits.push_back({{"d", d},
+                      {"estimator", estimator},
+                      {"theory", theoretical_rate(estimator, d)},
+                      {"slope", fit.value},
+                      {"low", fit.low},
+                      {"high", fit.high},
+                      {"plain_slope", plain.value},
+                      {"plain_low", plain.low},
+                      {"plain_high", plain.high},
                       {"plain_intercept", plain.intercept}});
     }
   }
@@ -114,7 +131,8 @@ double theoretical_rate(const std::string& estimator, int d) {
 
 std::vector<int64_t> rate_sizes(int steps_per_decade) {
   std::vector<int64_t> sizes;
-  for (int i = 0; i <= 2 * steps_per_decade; ++i) sizes.push_back(std::llround(std::pow(10.0, 4 + double(i) / steps_per_decade)));
+  for (int i = 0; i <= 2 * steps_per_decade; ++i)
+    sizes.push_back(std::llround(std::pow(10.0, 4 + double(i) / steps_per_decade)));
   return sizes;
 }
 

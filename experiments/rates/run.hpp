@@ -1,4 +1,5 @@
-// `lla reproduce rates`: integrated squared error against the number of observations, for the paper's Propositions 1 and 2.
+// `lla reproduce rates`: integrated squared error against the number of observations, for the paper's Propositions 1
+// and 2.
 #pragma once
 
 #include <string>

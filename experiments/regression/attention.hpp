@@ -1,5 +1,5 @@
-// LLA and softmax attention of a batch of sequences with q = k, by one call of the library: softmax attention is the mean
-// value v̄ the forward pass saves for the backward pass, so it costs nothing beside LLA.
+// LLA and softmax attention of a batch of sequences with q = k, by one call of the library: softmax attention is the
+// mean value v̄ the forward pass saves for the backward pass, so it costs nothing beside LLA.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace lla::experiments {
 
-// The solve stops at this relative residual. Ten times tighter than the library's default, so that the solver's error stays
-// far below the smallest errors measured (docs/reproduce.md).
+// The solve stops at this relative residual. Ten times tighter than the library's default, so that the solver's error
+// stays far below the smallest errors measured (docs/reproduce.md).
 inline constexpr double kRegressionTolerance = 1e-4;
 
 class Attention {

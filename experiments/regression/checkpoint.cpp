@@ -7,14 +7,15 @@
 namespace lla::experiments {
 
 Json to_json(const RegressionSetting& s) {
-  return {{"length", s.length}, {"d", s.d},         {"segment", s.segment}, {"sequences", s.sequences}, {"ridge", s.ridge},
-          {"mesa_ridge", s.mesa_ridge}, {"scale", s.scale}, {"noise", s.noise}, {"seed", s.seed}};
+  return {{"length", s.length},       {"d", s.d},         {"segment", s.segment},
+          {"sequences", s.sequences}, {"ridge", s.ridge}, {"mesa_ridge", s.mesa_ridge},
+          {"scale", s.scale},         {"noise", s.noise}, {"seed", s.seed}};
 }
 
 fs::path checkpoint_path(const fs::path& directory, const RegressionSetting& s) {
   return directory / "partial" /
-         fmt::format("d{}-s{}-n{}-ridge{}-mesa{}-scale{}-noise{}.json", s.d, s.segment, s.sequences, s.ridge, s.mesa_ridge, s.scale,
-                     s.noise);
+         fmt::format("d{}-s{}-n{}-ridge{}-mesa{}-scale{}-noise{}.json", s.d, s.segment, s.sequences, s.ridge,
+                     s.mesa_ridge, s.scale, s.noise);
 }
 
 void write_checkpoint(const fs::path& path, const RegressionSetting& setting, const Sums& sums) {
@@ -61,9 +62,17 @@ std::vector<Json> to_records(const RegressionSetting& s, const Sums& sums) {
       for (double& e : mse) e /= static_cast<double>(sums.sequences);
       const double mean = std::accumulate(mse.begin(), mse.end(), 0.0) / static_cast<double>(mse.size());
       const double ridge = which == Model::lla ? s.ridge : which == Model::mesanet ? s.mesa_ridge : 0.0;
-      records.push_back({{"task", "regression"}, {"d", s.d}, {"segment", s.segment}, {"strict", strict == 1},
-                         {"model", kModelNames[model]}, {"ridge", ridge}, {"scale", s.scale}, {"noise", s.noise},
-                         {"sequences", sums.sequences}, {"mse", mse}, {"mse_mean", mean}});
+      records.push_back({{"task", "regression"},
+                         {"d", s.d},
+                         {"segment", s.segment},
+                         {"strict", strict == 1},
+                         {"model", kModelNames[model]},
+                         {"ridge", ridge},
+                         {"scale", s.scale},
+                         {"noise", s.noise},
+                         {"sequences", sums.sequences},
+                         {"mse", mse},
+                         {"mse_mean", mean}});
     }
   }
   return records;

@@ -1,5 +1,5 @@
-// How far one setting has come: sums of squared errors over the sequences done so far. Doubles survive the file bit for bit,
-// so continuing gives exactly the numbers an uninterrupted run would have given.
+// How far one setting has come: sums of squared errors over the sequences done so far. Doubles survive the file bit for
+// bit, so continuing gives exactly the numbers an uninterrupted run would have given.
 #pragma once
 
 #include <array>

@@ -8,9 +8,10 @@ void write_curves(const fs::path& directory, const Json& records) {
   std::string text = "position";
   std::vector<std::vector<double>> curves;
   for (const Json& r : records) {
-    text += fmt::format(",{} d={} segment={} {} ridge={} scale={:.6g} noise={} sequences={}", r["model"].get<std::string>(),
-                        r["d"].get<int>(), r["segment"].get<int>(), r["strict"].get<bool>() ? "strict" : "inclusive",
-                        r["ridge"].get<double>(), r["scale"].get<double>(), r["noise"].get<double>(), r["sequences"].get<int64_t>());
+    text += fmt::format(",{} d={} segment={} {} ridge={} scale={:.6g} noise={} sequences={}",
+                        r["model"].get<std::string>(), r["d"].get<int>(), r["segment"].get<int>(),
+                        r["strict"].get<bool>() ? "strict" : "inclusive", r["ridge"].get<double>(),
+                        r["scale"].get<double>(), r["noise"].get<double>(), r["sequences"].get<int64_t>());
     curves.push_back(r["mse"]);
   }
   text += "\n";

@@ -19,7 +19,8 @@ std::string problem_with(const RegressionSetting& s) {
   }
   if (s.d < 2 || s.d % 2 != 0 || s.d > 256) return fmt::format("dimension {} is not an even number from 2 to 256", s.d);
   if (std::countr_zero(segments) > s.d) {
-    return fmt::format("{} segments need {} sign bits, more than the dimension {}", segments, std::countr_zero(segments), s.d);
+    return fmt::format("{} segments need {} sign bits, more than the dimension {}", segments,
+                       std::countr_zero(segments), s.d);
   }
   if (s.sequences <= 0) return fmt::format("{} sequences: at least one is needed", s.sequences);
   if (!(s.ridge >= 0) || !std::isfinite(s.ridge)) return fmt::format("ridge {} is not a finite number >= 0", s.ridge);

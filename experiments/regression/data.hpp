@@ -1,4 +1,5 @@
-// Piecewise linear data: segment c draws its keys from a Gaussian folded into its own cone, its values from its own linear map.
+// Piecewise linear data: segment c draws its keys from a Gaussian folded into its own cone, its values from its own
+// linear map.
 #pragma once
 
 #include <cstdint>

@@ -71,11 +71,13 @@ void linear_errors(int length, int d, const float* k, const float* v, Errors out
   }
 }
 
-// Recursive least squares, a block of positions at a time. P = (sum k k' + ridge I)^-1 and W = (sum v k') P are those before
-// the block; K, V are the block's rows. With U = K P, E = V - K W' and I + U K' = L D L', the one-step-ahead errors of all its
-// positions are L^-1 E (innovations), and seeing itself divides the error of position i by D_i. Afterwards
+// Recursive least squares, a block of positions at a time. P = (sum k k' + ridge I)^-1 and W = (sum v k') P are those
+// before the block; K, V are the block's rows. With U = K P, E = V - K W' and I + U K' = L D L', the one-step-ahead
+// errors of all its positions are L^-1 E (innovations), and seeing itself divides the error of position i by D_i.
+// Afterwards
 //   P <- P - Y' D^-1 Y,   W' <- W' + Y' D^-1 (L^-1 E),   Y = L^-1 U.
-// Exact algebra, the same as rank-one updates of the inverse one position at a time, without the rank-one memory traffic.
+// Exact algebra, the same as rank-one updates of the inverse one position at a time, without the rank-one memory
+// traffic.
 void mesanet_errors(int length, int d, double ridge, const float* k, const float* v, Errors out) {
   const size_t dim = d;
   std::vector<double> p(dim * dim, 0), wt(dim * dim, 0);

@@ -21,8 +21,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 double since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
 
-// One batch of sequences through every model. Errors are added in the order of the sequences, so sums do not depend on how
-// the work was spread over threads or runs.
+// One batch of sequences through every model. Errors are added in the order of the sequences, so sums do not depend on
+// how the work was spread over threads or runs.
 class Batch {
  public:
   Batch(DeviceMemory& memory, const RegressionSetting& setting, const std::string& implementation)

@@ -18,10 +18,10 @@ struct RegressionSetting {
   int d = 64;
   int segment = 256;
   int sequences = 256;
-  double ridge = 0.1;       // of LLA, relative to the weights (design: A = covariance + ridge I)
-  double mesa_ridge = 1;    // of MesaNet, on the unnormalised sum of k k'
-  double scale = 0.125;     // of the logits
-  double noise = 0.1;       // standard deviation of each component of the values' noise
+  double ridge = 0.1;     // of LLA, relative to the weights (design: A = covariance + ridge I)
+  double mesa_ridge = 1;  // of MesaNet, on the unnormalised sum of k k'
+  double scale = 0.125;   // of the logits
+  double noise = 0.1;     // standard deviation of each component of the values' noise
   uint64_t seed = 1;
 
   bool operator==(const RegressionSetting&) const = default;

@@ -7,7 +7,8 @@ namespace lla::experiments {
 void write_timing(const fs::path& directory, const RunSummary& summary) {
   Json settings = Json::array();
   for (const auto& [setting, seconds] : summary.setting_seconds) {
-    settings.push_back({{"d", setting.d}, {"segment", setting.segment}, {"sequences", setting.sequences}, {"seconds", seconds}});
+    settings.push_back(
+        {{"d", setting.d}, {"segment", setting.segment}, {"sequences", setting.sequences}, {"seconds", seconds}});
   }
   const Json file = {{"threads", lla_get_num_threads()},
                      {"seconds", summary.seconds},

@@ -1,5 +1,5 @@
-// timing.json: how long the settings took and how much of it was inside the models. Kept out of results.json, which is the
-// same bit for bit however often a run was interrupted.
+// timing.json: how long the settings took and how much of it was inside the models. Kept out of results.json, which is
+// the same bit for bit however often a run was interrupted.
 #pragma once
 
 #include "regression/run.hpp"

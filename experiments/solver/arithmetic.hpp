@@ -1,4 +1,5 @@
-// Matrix products as different hardware would do them: operands rounded to a type, sums in fp32 (fp64 for the exact one).
+// Matrix products as different hardware would do them: operands rounded to a type, sums in fp32 (fp64 for the exact
+// one).
 #pragma once
 
 #include <array>

@@ -33,7 +33,9 @@ class Row {
 
  private:
   Real operand(Real x, double bound) const { return static_cast<Real>(as_operand(o_.arithmetic, x, bound)); }
-  static Real dot(const Vector& a, const Vector& b) { return std::inner_product(a.begin(), a.end(), b.begin(), Real{0}); }
+  static Real dot(const Vector& a, const Vector& b) {
+    return std::inner_product(a.begin(), a.end(), b.begin(), Real{0});
+  }
   static Real sum(const Vector& a) { return std::accumulate(a.begin(), a.end(), Real{0}); }
 
   // e_j = u · k_j for every visible key.
@@ -54,7 +56,8 @@ class Row {
     return out;
   }
 
-  // Weights relative to an integer bound of the largest logit, rounded once; the rounded ones are the weights everywhere.
+  // Weights relative to an integer bound of the largest logit, rounded once; the rounded ones are the weights
+  // everywhere.
   void weights() {
     scores(q_);
     const Real unit = static_cast<Real>(o_.scale * 1.4426950408889634);
@@ -99,7 +102,8 @@ class Row {
     Real rr = dot(r, r);
     while (!(result.converged = std::sqrt(rr) <= limit) && result.iterations < o_.max_iterations) {
       // The rounded direction is the direction.
-      const double bound = std::abs(*std::max_element(p.begin(), p.end(), [](Real a, Real c) { return std::abs(a) < std::abs(c); }));
+      const double bound =
+          std::abs(*std::max_element(p.begin(), p.end(), [](Real a, Real c) { return std::abs(a) < std::abs(c); }));
       for (Real& c : p) c = operand(c, bound);
       const Vector ap = apply(p);
       const Real curvature = dot(p, ap);

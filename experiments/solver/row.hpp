@@ -1,6 +1,7 @@
 // One query's LLA by conjugate gradients, in two algebraically equal forms and several arithmetics:
 //   centered  keys relative to their weighted mean (this library): A = Σ p (k - k̄)(k - k̄)' + λ I,  A x = q - k̄
-//   z         keys relative to the query (the paper): Σ = Σ w (k - q)(k - q)' + λω I,  Σ ρ = μ,  s = w (1 - z·ρ) / (ω - μ·ρ)
+//   z         keys relative to the query (the paper): Σ = Σ w (k - q)(k - q)' + λω I,  Σ ρ = μ,  s = w (1 - z·ρ) / (ω -
+//   μ·ρ)
 #pragma once
 
 #include <cstdint>
@@ -16,9 +17,9 @@ inline constexpr std::array<const char*, 2> kFormNames = {"centered", "z"};
 // One head's keys and values, both ways round so that every loop over them is contiguous.
 struct Keys {
   int64_t n, d;
-  std::vector<float> k, v;    // (n, d)
-  std::vector<float> kt;      // (d, n)
-  double largest = 0;         // |k| <= largest, elementwise maximum
+  std::vector<float> k, v;  // (n, d)
+  std::vector<float> kt;    // (d, n)
+  double largest = 0;       // |k| <= largest, elementwise maximum
   Keys(int64_t n, int64_t d, std::vector<float> keys, std::vector<float> values);
 };
 

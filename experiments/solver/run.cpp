@@ -69,8 +69,12 @@ Json measure(const SolverRun& run, data::Kind kind, const std::vector<HeadData>&
   for (size_t h = 0; h < list.size(); ++h) {
     const float* q = list[h].q.data() + (c.position - 1) * run.dim;
     const RowResult r = solve_row(list[h].keys, c.position, q,
-                                  {.form = c.form, .arithmetic = c.arithmetic, .scale = scale, .ridge = c.ridge,
-                                   .tolerance = c.tolerance, .max_iterations = 2 * run.dim});
+                                  {.form = c.form,
+                                   .arithmetic = c.arithmetic,
+                                   .scale = scale,
+                                   .ridge = c.ridge,
+                                   .tolerance = c.tolerance,
+                                   .max_iterations = 2 * run.dim});
     double row_difference = 0, row_norm = 0;
     for (int i = 0; i < run.dim; ++i) {
       row_difference += (r.o[i] - truth[h][i]) * (r.o[i] - truth[h][i]);
@@ -81,17 +85,30 @@ Json measure(const SolverRun& run, data::Kind kind, const std::vector<HeadData>&
     difference += row_difference, norm += row_norm;
     worst = std::max(worst, std::sqrt(row_difference / row_norm));
   }
-  return {{"task", "solver"}, {"kind", data::name(kind)}, {"d", run.dim}, {"position", c.position}, {"ridge", c.ridge},
-          {"form", kFormNames[int(c.form)]}, {"arithmetic", kArithmeticNames[int(c.arithmetic)]}, {"tolerance", c.tolerance},
-          {"rows", run.rows}, {"iterations", iterations / double(list.size())}, {"error", std::sqrt(difference / norm)}, {"worst_row_error", worst},
+  return {{"task", "solver"},
+          {"kind", data::name(kind)},
+          {"d", run.dim},
+          {"position", c.position},
+          {"ridge", c.ridge},
+          {"form", kFormNames[int(c.form)]},
+          {"arithmetic", kArithmeticNames[int(c.arithmetic)]},
+          {"tolerance", c.tolerance},
+          {"rows", run.rows},
+          {"iterations", iterations / double(list.size())},
+          {"error", std::sqrt(difference / norm)},
+          {"worst_row_error", worst},
           {"unconverged", unconverged}};
 }
 
 }  // namespace
 
 bool run(const SolverRun& request, const Progress& progress) {
-  const Json settings = {{"seed", request.seed}, {"d", request.dim}, {"tolerances", request.tolerances}, {"rows", request.rows},
-                         {"max_iterations", 2 * request.dim}, {"inputs", "rounded to bf16"}};
+  const Json settings = {{"seed", request.seed},
+                         {"d", request.dim},
+                         {"tolerances", request.tolerances},
+                         {"rows", request.rows},
+                         {"max_iterations", 2 * request.dim},
+                         {"inputs", "rounded to bf16"}};
   Results results(request.out, "solver", settings, request.command);
   const int threads = lla_get_num_threads();
   double done = 0;
@@ -106,7 +123,8 @@ bool run(const SolverRun& request, const Progress& progress) {
           const int position = request.positions[request.positions.size() - 1 - i];  // longest first
           std::vector<std::vector<double>> truth;
           for (const HeadData& h : list) {
-            truth.push_back(exact(h, position, h.q.data() + (position - 1) * request.dim, 1 / std::sqrt(double(request.dim)), ridge));
+            truth.push_back(exact(h, position, h.q.data() + (position - 1) * request.dim,
+                                  1 / std::sqrt(double(request.dim)), ridge));
           }
           for (const Form form : {Form::centered, Form::z}) {
             for (const Arithmetic a : {Arithmetic::f64, Arithmetic::f32, Arithmetic::f16, Arithmetic::bf16}) {

@@ -1,5 +1,5 @@
-// `lla reproduce solver`: iterations of conjugate gradients and error of the output, by position, ridge, data kind, arithmetic
-// and form, against the fp64 direct solve.
+// `lla reproduce solver`: iterations of conjugate gradients and error of the output, by position, ridge, data kind,
+// arithmetic and form, against the fp64 direct solve.
 #pragma once
 
 #include <string>

@@ -44,7 +44,8 @@ Row plain(const float* k, const float* v, int d, int i, int visible, double scal
 
 TEST(Attention, BothFormsAgainstPlainLoop) {
   for (const int d : {4, 16, 40}) {
-    const RegressionSetting s{.length = 128, .d = d, .segment = 32, .sequences = 3, .ridge = 0.1, .scale = 1 / std::sqrt(double(d))};
+    const RegressionSetting s{
+        .length = 128, .d = d, .segment = 32, .sequences = 3, .ridge = 0.1, .scale = 1 / std::sqrt(double(d))};
     const size_t stride = size_t(s.length) * d;
     std::vector<float> k(3 * stride), v(3 * stride);
     for (int b = 0; b < 3; ++b) PiecewiseLinear(s).generate(b, k.data() + b * stride, v.data() + b * stride);
@@ -56,7 +57,8 @@ TEST(Attention, BothFormsAgainstPlainLoop) {
       for (int b = 0; b < 3; ++b) {
         double difference = 0, norm = 0, softmax_difference = 0;
         for (int i = 0; i < s.length; ++i) {
-          const Row row = plain(k.data() + b * stride, v.data() + b * stride, d, i, strict ? i : i + 1, s.scale, s.ridge);
+          const Row row =
+              plain(k.data() + b * stride, v.data() + b * stride, d, i, strict ? i : i + 1, s.scale, s.ridge);
           for (int c = 0; c < d; ++c) {
             difference += std::pow(lla[b * stride + i * d + c] - row.lla[c], 2);
             softmax_difference += std::pow(softmax[b * stride + i * d + c] - row.softmax[c], 2);

@@ -109,7 +109,8 @@ TEST(MesaNet, AgainstPlainLoop) {
   }
 }
 
-// Over a whole sequence of the paper's length the recursion stays exact: its last position against a solve from scratch.
+// Over a whole sequence of the paper's length the recursion stays exact: its last position against a solve from
+// scratch.
 TEST(MesaNet, StaysExactOverALongSequence) {
   const Case c(1024, 32, 128, 5);
   std::vector<double> inclusive(1024), strict(1024);
@@ -137,7 +138,8 @@ TEST(LinearAttention, AgainstPlainLoop) {
 TEST(RandomPredictor, HasTheErrorOfAnIndependentMap) {
   const Case c(1024, 16, 1024, 3);
   std::vector<double> inclusive(1024), strict(1024);
-  random_errors(1024, 16, stream(c.setting, 0, Draw::predictor), c.k.data(), c.v.data(), {inclusive.data(), strict.data()});
+  random_errors(1024, 16, stream(c.setting, 0, Draw::predictor), c.k.data(), c.v.data(),
+                {inclusive.data(), strict.data()});
   EXPECT_EQ(inclusive, strict);
   std::vector<float> draws(1024 * 16);
   stream(c.setting, 0, Draw::predictor).normal(draws.data(), draws.size());

@@ -79,7 +79,8 @@ void check_gemm(size_t m, size_t n, size_t k, bool transposed, T beta, double to
     for (size_t j = 0; j < n; ++j) {
       double sum = 0;
       for (size_t t = 0; t < k; ++t) sum += double(view.data[i * view.row + t * view.column]) * b[t * n + j];
-      ASSERT_NEAR(c[i * n + j], 1.5 * sum + beta * before[i * n + j], tolerance * (1 + std::sqrt(double(k)))) << m << " " << n << " " << k;
+      ASSERT_NEAR(c[i * n + j], 1.5 * sum + beta * before[i * n + j], tolerance * (1 + std::sqrt(double(k))))
+          << m << " " << n << " " << k;
     }
   }
 }
@@ -106,7 +107,8 @@ TEST(PiecewiseLinear, KeysLieInTheirConesAndValuesAreLinear) {
   stream(s, 5, Draw::maps).normal(map.data(), map.size());
   for (int i = 0; i < 64; ++i) {
     const int c = i / 16 + 1;
-    for (int j = 0; j < 2; ++j) EXPECT_EQ(k[i * 8 + j] > 0, (c >> j & 1) == 1) << "position " << i << " coordinate " << j;
+    for (int j = 0; j < 2; ++j)
+      EXPECT_EQ(k[i * 8 + j] > 0, (c >> j & 1) == 1) << "position " << i << " coordinate " << j;
     for (int out = 0; out < 8; ++out) {
       double expected = 0;
       for (int j = 0; j < 8; ++j) expected += double(map[(c - 1) * 64 + j * 8 + out]) * k[i * 8 + j];

@@ -36,7 +36,8 @@ TEST(Regression, GoldenValues) {
       EXPECT_EQ(r["model"], kModelNames[model]);
       EXPECT_EQ(r["strict"], strict == 1);
       EXPECT_EQ(r["mse"].size(), 128u);
-      EXPECT_NEAR(r["mse_mean"].get<double>(), golden[strict][model], 2e-4 * golden[strict][model]) << kModelNames[model];
+      EXPECT_NEAR(r["mse_mean"].get<double>(), golden[strict][model], 2e-4 * golden[strict][model])
+          << kModelNames[model];
     }
   }
 }
@@ -45,7 +46,8 @@ TEST(Regression, RecordsHaveTheDocumentedFields) {
   const Scratch scratch;
   ASSERT_TRUE(run(request(scratch, {small(8, 64, 2)}), {}).finished);
   const Json file = read_results(scratch.path / kResultsName);
-  const std::vector<std::string> expected = {"task", "d", "segment", "strict", "model", "ridge", "scale", "noise", "sequences", "mse", "mse_mean"};
+  const std::vector<std::string> expected = {"task",  "d",     "segment",   "strict", "model",   "ridge",
+                                             "scale", "noise", "sequences", "mse",    "mse_mean"};
   for (const Json& r : file["records"]) {
     std::vector<std::string> names;
     for (const auto& [name, value] : r.items()) names.push_back(name);

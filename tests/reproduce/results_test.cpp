@@ -75,7 +75,8 @@ TEST(Results, AnotherVersionTaskSettingOrFileIsRefusedAndLeftAlone) {
   const std::string good = read_file(s.path / kResultsName);
   EXPECT_EQ(failure([&] { open(s); }), "");
   EXPECT_TRUE(contains(failure([&] { open(s, 2); }), "was made with settings {\"seed\":1}, this run has {\"seed\":2}"));
-  EXPECT_TRUE(contains(failure([&] { open(s, 1, "rates"); }), "was made with task \"regression\", this run has \"rates\""));
+  EXPECT_TRUE(
+      contains(failure([&] { open(s, 1, "rates"); }), "was made with task \"regression\", this run has \"rates\""));
   EXPECT_EQ(read_file(s.path / kResultsName), good);
   std::string other = good;
   other.replace(other.find("\"schema_version\": 1"), 19, "\"schema_version\": 7");
@@ -83,7 +84,8 @@ TEST(Results, AnotherVersionTaskSettingOrFileIsRefusedAndLeftAlone) {
   EXPECT_TRUE(contains(failure([&] { open(s); }), "has schema version 7, this program reads version 1"));
   EXPECT_EQ(read_file(s.path / kResultsName), other);
   write_file(s.path / kResultsName, "{\"hello\": 1}");
-  EXPECT_TRUE(contains(failure([&] { open(s); }), "is not a results file of this program: it has no \"schema_version\""));
+  EXPECT_TRUE(
+      contains(failure([&] { open(s); }), "is not a results file of this program: it has no \"schema_version\""));
 }
 
 TEST(Checkpoint, SurvivesTheFileBitForBit) {

@@ -28,6 +28,8 @@ inline std::string read_file(const std::filesystem::path& path) {
   return text.str();
 }
 
-inline void write_file(const std::filesystem::path& path, const std::string& content) { std::ofstream(path, std::ios::binary) << content; }
+inline void write_file(const std::filesystem::path& path, const std::string& content) {
+  std::ofstream(path, std::ios::binary) << content;
+}
 
 }  // namespace lla::experiments

@@ -21,7 +21,9 @@ struct Problem {
   }
 };
 
-Problem make(data::Kind kind, int64_t n, int64_t d) { return Problem(kind, n, d, data::make(kind, 4, {1, n, n, 1, 1, d, d})); }
+Problem make(data::Kind kind, int64_t n, int64_t d) {
+  return Problem(kind, n, d, data::make(kind, 4, {1, n, n, 1, 1, d, d}));
+}
 
 std::vector<double> exact(const Problem& p, int64_t visible, double ridge) {
   const int64_t d = p.keys.d;
@@ -45,7 +47,12 @@ double error(const Problem& p, int64_t visible, const RowOptions& options) {
 }
 
 RowOptions options(Form form, Arithmetic arithmetic, double ridge, double tolerance) {
-  return {.form = form, .arithmetic = arithmetic, .scale = 0.25, .ridge = ridge, .tolerance = tolerance, .max_iterations = 200};
+  return {.form = form,
+          .arithmetic = arithmetic,
+          .scale = 0.25,
+          .ridge = ridge,
+          .tolerance = tolerance,
+          .max_iterations = 200};
 }
 
 TEST(SolverRow, BothFormsAreTheSameEstimator) {
