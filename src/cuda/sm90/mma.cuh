@@ -75,8 +75,9 @@ __device__ __forceinline__ void issue_ss(float (&c)[kCount], uint64_t a, uint64_
   Instruction::fma(a, b, c[kIndex]..., scale);
 }
 template <class Instruction, int kCount, size_t... kIndex>
-__device__ __forceinline__ void issue_rs(float (&c)[kCount], const uint32_t* a, uint64_t b, std::index_sequence<kIndex...>) {
-  Instruction::fma(a[0], a[1], a[2], a[3], b, c[kIndex]..., ScaleOut::One);
+__device__ __forceinline__ void issue_rs(float (&c)[kCount], const uint32_t* a, uint64_t b, std::index_sequence<kIndex...>,
+                                         ScaleOut scale = ScaleOut::One) {
+  Instruction::fma(a[0], a[1], a[2], a[3], b, c[kIndex]..., scale);
 }
 
 __device__ __forceinline__ uint64_t descriptor(const void* tile, uint32_t leading_bytes) {
@@ -106,6 +107,19 @@ __device__ __forceinline__ void product_transposed(float (&c)[kColumns / 2], con
   }
 }
 
+// The same with A in registers (4 words per 16 columns).
+template <int kDim, int kColumns>
+__device__ __forceinline__ void product_transposed(float (&c)[kColumns / 2], const uint32_t (&a)[kDim / 4], const __half* b) {
+  using Instruction = typename detail::Atom<kColumns, detail::Major::K>::RS;
+  const uint64_t db = detail::descriptor(b, 16);
+#pragma unroll
+  for (int k = 0; k < kDim / 16; ++k) {
+    detail::issue_rs<Instruction>(c, &a[4 * k], db + (k / 4) * (kColumns * 8) + (k % 4) * 2,
+                                  std::make_index_sequence<kColumns / 2>{},
+                                  k == 0 ? detail::ScaleOut::Zero : detail::ScaleOut::One);
+  }
+}
+
 // C += A B: A is 64 x kKeys in registers (4 words per 16 keys), B the kKeys rows of a tile, kDim wide.
 template <int kDim, int kKeys>
 __device__ __forceinline__ void product(float (&c)[kDim / 2], const uint32_t (&a)[kKeys / 4], const __half* b) {
@@ -115,6 +129,14 @@ __device__ __forceinline__ void product(float (&c)[kDim / 2], const uint32_t (&a
   for (int k = 0; k < kKeys / 16; ++k) {
     detail::issue_rs<Instruction>(c, &a[4 * k], db + k * (16 * 128 / 16), std::make_index_sequence<kDim / 2>{});
   }
+}
+
+// Of `product`, the part of 16 keys.
+template <int kDim, int kKeys>
+__device__ __forceinline__ void product_step(float (&c)[kDim / 2], const uint32_t (&a)[4], const __half* b, int step) {
+  using Instruction = typename detail::Atom<kDim, detail::Major::MN>::RS;
+  detail::issue_rs<Instruction>(c, a, detail::descriptor(b, kKeys * 128) + step * (16 * 128 / 16),
+                                std::make_index_sequence<kDim / 2>{});
 }
 
 }  // namespace lla::cuda::sm90

@@ -1,4 +1,4 @@
-// Reading eight elements of a bf16 or fp16 row as floats, whatever its strides.
+// Reading eight elements of a bf16, fp16 or fp32 row as floats, whatever its strides.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,8 +12,19 @@ __device__ __forceinline__ float widen16(uint16_t bits, DType dtype) {
   return dtype == DType::bf16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16) : __half2float(__ushort_as_half(bits));
 }
 
-// `row` points at the row's first element; columns [column, column + 8) of a 16-bit type.
+// `row` points at the row's first element; columns [column, column + 8).
 __device__ __forceinline__ void load_eight(float (&to)[8], const void* row, int column, const Rows& rows) {
+  if (rows.dtype == DType::f32) {
+    const float* from = static_cast<const float*>(row) + column * rows.channel;
+    if (rows.vectors) {
+      const float4 a = reinterpret_cast<const float4*>(from)[0], b = reinterpret_cast<const float4*>(from)[1];
+      to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w, to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) to[i] = from[i * rows.channel];
+    }
+    return;
+  }
   const uint16_t* from = static_cast<const uint16_t*>(row);
   uint16_t bits[8];
   if (rows.vectors) {

@@ -537,7 +537,8 @@ struct Consumer {
     }
   }
 
-  __device__ __forceinline__ void run() {
+  template <class Item>
+  __device__ __forceinline__ void take_items(const Item& run_item) {
     if (Config::kTurns && group == 1) named_arrive(kTurnBarrier, 2 * kWarpgroup);  // the first turn is warpgroup 0's
     for (uint32_t turn = 0;; ++turn) {
       parity = turn & 1;

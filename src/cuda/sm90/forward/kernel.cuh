@@ -12,27 +12,20 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                    const __grid_constant__ ForwardParams p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& s = *reinterpret_cast<ForwardShared<Config>*>(memory);
-  if (threadIdx.x == 0) {
-    s.ring.init();
-    for (int i = 0; i < 2; ++i) {
-      s.item_full[i].init(1);
-      s.item_empty[i].init(Config::kGroups);
-    }
-    s.decided.init(Config::kGroups);
-    barrier_init_fence();
-  }
-  __syncthreads();
+  s.init();
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);  // known to be uniform
   if (warpgroup == 0) {
     give_registers<Config::kProducerRegisters>();
     if (threadIdx.x == 0) {
       prefetch_map(&keys);
       prefetch_map(&values);
-      Producer<Config>{s, p, &keys, &values, p.weights + blockIdx.x * p.weights_stride}.run();
+      Producer<Config> producer{s, p, &keys, &values, p.weights + blockIdx.x * p.weights_stride};
+      producer.take_items([&](int64_t item, int parity) { producer.run_item(item, parity); });
     }
   } else {
     take_registers<Config::kConsumerRegisters>();
-    Consumer<Config>{s, p, warpgroup - 1}.run();
+    Consumer<Config> consumer{s, p, warpgroup - 1};
+    consumer.take_items([&] { consumer.run_item(); });
   }
 }
 

@@ -85,7 +85,8 @@ struct Producer {
     base = order.end();
   }
 
-  __device__ __forceinline__ void run() {
+  template <class Item>
+  __device__ __forceinline__ void take_items(const Item& run_item) {
     for (uint32_t turn = 0;; ++turn) {
       int64_t item;
       do {

@@ -8,19 +8,19 @@
 
 namespace lla::cuda::sm90 {
 
-// 64 query rows as fp16, each row scaled by a power of two, into a swizzled tile. Rows that do not exist are zero; rows with
+// 64 rows (queries, or the gradient of o) as fp16, each row scaled by a power of two, into a swizzled tile. Rows that do not exist are zero; rows with
 // a non-finite element are zero with scale NaN.
 template <int kDim>
-__device__ __forceinline__ void load_queries(__half* tile, float* row_scale, const ForwardParams& p, const Block& block,
-                                             int first_row, int thread) {
+__device__ __forceinline__ void load_rows(__half* tile, float* row_scale, const Rows& rows, int dim, float sign,
+                                          const Block& block, int first_row, int thread) {
   constexpr int kLanes = kDim / 8;  // threads of a row
   const int lane = thread % kLanes;
 #pragma unroll 4
   for (int r = thread / kLanes; r < kGroupRows; r += kWarpgroup / kLanes) {
     const int row = first_row + r;
     float x[8] = {};
-    if (row < block.length_q && lane * 8 < p.dim) {
-      load_eight(x, row_pointer(p.q, block.batch, int64_t{block.start_q} + row, block.head), lane * 8, p.q);
+    if (row < block.length_q && lane * 8 < dim) {
+      load_eight(x, row_pointer(rows, block.batch, int64_t{block.start_q} + row, block.head), lane * 8, rows);
     }
     float largest = 0;
     bool bad = false;
@@ -34,7 +34,7 @@ __device__ __forceinline__ void load_queries(__half* tile, float* row_scale, con
     for (int mask = kLanes / 2; mask > 0; mask /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, mask));
     bad = largest == INFINITY;
     const float scale = power_of_two_scale(bad ? 0.0f : largest);
-    const float signed_scale = bad ? 0.0f : p.negative_scale ? -scale : scale;
+    const float signed_scale = bad ? 0.0f : sign * scale;
     uint32_t words[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) words[j] = bad ? 0u : pack(x[2 * j] * signed_scale, x[2 * j + 1] * signed_scale);
@@ -42,6 +42,12 @@ __device__ __forceinline__ void load_queries(__half* tile, float* row_scale, con
     *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
     if (lane == 0) row_scale[r] = bad ? NAN : scale;
   }
+}
+
+template <int kDim>
+__device__ __forceinline__ void load_queries(__half* tile, float* row_scale, const ForwardParams& p, const Block& block,
+                                             int first_row, int thread) {
+  load_rows<kDim>(tile, row_scale, p.q, p.dim, p.negative_scale ? -1.0f : 1.0f, block, first_row, thread);
 }
 
 // λ of a row that has one number.

@@ -32,6 +32,20 @@ struct alignas(1024) ForwardShared {
   GroupTiles group_tiles[Config::kGroups];
   LiveTiles<Config::kLiveWords> live[2];  // [item parity]
   float q_scale[Config::kGroups][kGroupRows];  // NaN for a row with a non-finite element
+
+  // All threads of the block.
+  __device__ __forceinline__ void init() {
+    if (threadIdx.x == 0) {
+      ring.init();
+      for (int i = 0; i < 2; ++i) {
+        item_full[i].init(1);
+        item_empty[i].init(Config::kGroups);
+      }
+      decided.init(Config::kGroups);
+      barrier_init_fence();
+    }
+    __syncthreads();
+  }
 };
 
 // Named barriers of a block.
