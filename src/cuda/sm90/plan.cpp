@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/text.hpp"
+#include "cuda/sm90/backward/workspace.hpp"
 #include "cuda/sm90/forward/config.hpp"
 #include "cuda/sm90/sm90.hpp"
 #include "cuda/sm90/workspace.hpp"
@@ -45,7 +46,6 @@ Shape shape_of(const Problem& p) {
 int64_t cached_weights_per_block(const Problem& p) { return cached_weights_bytes(shape_of(p), padded_dim(p.dim, p.value_dim)); }
 
 std::string refuse(const Problem& p, const core::Machine& m) {
-  if (p.operation == core::Operation::backward) return "no backward in this build yet";
   if (m.cuda.arch != 90) return cat("needs compute capability 9.0, this device has ", m.cuda.arch / 10, ".", m.cuda.arch % 10);
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) return cat("takes bf16 and f16 inputs, not ", core::name(p.dtype));
   if (p.dim > 128 || p.value_dim > 128) return "takes head dimensions up to 128";
@@ -57,6 +57,7 @@ std::string refuse(const Problem& p, const core::Machine& m) {
   if (shape_of(p).items() > std::numeric_limits<int32_t>::max()) return "has too many blocks of queries";
   const int64_t key_rows = (p.packed ? p.total_k : p.batch * p.seqlen_k) * p.heads_kv;
   if (key_rows > kLargestLength) return "takes up to 2^31 - 256 keys over all heads";
+  if (p.operation == core::Operation::backward && p.rows() > kLargestLength) return "takes up to 2^31 - 256 queries over all heads";
   if (p.weights == Weights::cached && cached_bytes(p, m) > p.cached_weights_limit) {
     return cat("cached weights would take ", cached_bytes(p, m), " bytes, more than options.cached_weights_limit");
   }
@@ -72,7 +73,9 @@ core::Plan plan(const Problem& p, const core::Machine& m) {
   plan.block_keys = tile_keys(dim);
   plan.workers = resident_blocks(p, m);
   const WorkspaceLayout layout(p, plan.workers, plan.cached_weights ? cached_weights_per_block(p) : 0);
-  plan.workspace_bytes = static_cast<size_t>(layout.size);
+  const bool backward = p.operation == core::Operation::backward;
+  plan.workspace_bytes =
+      static_cast<size_t>(backward ? backward_layout(p, plan.workers, plan.cached_weights).size : layout.size);
   plan.notes.emplace_back("head dimension", cat(dim, " in the kernel"));
   plan.notes.emplace_back("work items", cat(shape_of(p).items()));
   plan.notes.emplace_back("operand copies", cat(layout.scratch - layout.keys, " bytes"));

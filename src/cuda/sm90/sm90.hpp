@@ -12,5 +12,6 @@ std::string refuse(const core::Problem& problem, const core::Machine& machine);
 core::Plan plan(const core::Problem& problem, const core::Machine& machine);
 
 Status forward(const core::ForwardCall& call, const core::Plan& plan);
+Status backward(const core::BackwardCall& call, const core::Plan& plan);
 
 }  // namespace lla::cuda::sm90

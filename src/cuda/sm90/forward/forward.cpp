@@ -1,10 +1,8 @@
 // A forward call: pre-pass, then the kernel the plan chose. Everything goes to the caller's stream; nothing waits.
-#include <cmath>
-#include <numbers>
-
 #include "core/text.hpp"
 #include "cuda/common/runtime.hpp"
 #include "cuda/sm90/forward/launch.hpp"
+#include "cuda/sm90/operand_rows.hpp"
 #include "cuda/sm90/plan.hpp"
 #include "cuda/sm90/prepass.hpp"
 #include "cuda/sm90/sm90.hpp"
@@ -16,14 +14,6 @@ namespace {
 using core::ForwardCall;
 using core::Operand;
 using core::Problem;
-
-Rows rows_of(const Operand& o) {
-  Rows r{o.data, o.stride[0], o.stride[1], o.stride[2], o.stride[3], o.dtype, false};
-  const int64_t vector = 16 / std::max<int64_t>(core::size_of(o.dtype), 1);
-  const bool strides = o.stride[0] % vector == 0 && o.stride[1] % vector == 0 && o.stride[2] % vector == 0;
-  r.vectors = o.stride[3] == 1 && strides && reinterpret_cast<uintptr_t>(o.data) % 16 == 0;
-  return r;
-}
 
 Saved saved_of(const ForwardCall& call) {
   if (call.saved == nullptr) return {};
@@ -45,15 +35,13 @@ ForwardParams params_of(const ForwardCall& call, const WorkspaceLayout& at) {
   if (p.given_x()) {
     out.x = rows_of(call.x);
   } else {
-    const int64_t* s = call.ridge.stride;
-    out.ridge = {static_cast<const float*>(call.ridge.data), s[0], s[1], s[2], s[3], p.ridge == core::RidgeShape::dimension};
+    out.ridge = ridge_of(call.ridge, p.ridge);
   }
   out.saved = saved_of(call);
   out.info = call.info;
   out.cu_q = call.cu_seqlens_q;
   out.cu_k = call.cu_seqlens_k;
-  // A zero scale means equal weights; the smallest one keeps masked logits (-inf times it) at -inf.
-  out.scale_log2 = std::max(static_cast<float>(std::abs(p.scale) * std::numbers::log2e), 1e-20f);
+  out.scale_log2 = scale_log2(p.scale);
   out.negative_scale = p.scale < 0;
   out.tolerance_squared = static_cast<float>(p.tolerance * p.tolerance);
   out.max_iterations = p.max_iterations;
@@ -112,12 +100,6 @@ Status forward(const ForwardCall& call, const core::Plan& plan) {
   };
   return prepass.padded == 64 ? launch(std::integral_constant<int, 64>{}) : launch(std::integral_constant<int, 128>{});
 }
-
-namespace {
-Status backward(const core::BackwardCall&, const core::Plan&) {
-  return {LLA_UNSUPPORTED, "the Hopper backend has no backward in this build yet"};
-}
-}  // namespace
 
 const core::Implementation implementation = {
     "sm90", "Hopper tensor cores: bf16 and f16, head dimensions up to 128", core::Device::cuda, refuse, plan, forward, backward};

@@ -1,0 +1,223 @@
+// A backward call: what is launched, in which order, on which memory. Everything goes to the caller's stream; nothing
+// waits.
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+
+#include "cuda/common/runtime.hpp"
+#include "cuda/sm90/backward/key_pass.hpp"
+#include "cuda/sm90/backward/operands.hpp"
+#include "cuda/sm90/backward/row_pass.hpp"
+#include "cuda/sm90/backward/solve.hpp"
+#include "cuda/sm90/backward/workspace.hpp"
+#include "cuda/sm90/forward/config.hpp"
+#include "cuda/sm90/operand_rows.hpp"
+#include "cuda/sm90/plan.hpp"
+#include "cuda/sm90/prepass.hpp"
+#include "cuda/sm90/sm90.hpp"
+#include "cuda/sm90/tensor_map.hpp"
+
+namespace lla::cuda::sm90 {
+namespace {
+
+// A dense fp32 section in the order of the saved rows.
+Rows saved_rows(const core::Problem& p, const float* section, int64_t width) {
+  const int64_t per_head = (p.packed ? p.total_q : p.seqlen_q) * width;
+  return {const_cast<float*>(section), p.packed ? 0 : per_head * p.heads_q, width, per_head, 1, DType::f32, true};
+}
+
+// One call's pointers and sizes, then its launches in order.
+struct Run {
+  const core::BackwardCall& call;
+  const core::Plan& plan;
+  const core::Problem& p = call.problem;
+  const Shape shape = shape_of(p);
+  const BackwardLayout layout = backward_layout(p, plan.workers, plan.cached_weights);
+  const int padded = padded_dim(p.dim, p.value_dim);
+  const core::SavedLayout saved{p};
+  const cudaStream_t stream = static_cast<cudaStream_t>(call.stream);
+
+  template <class T>
+  T* at(int64_t offset) const {
+    return reinterpret_cast<T*>(static_cast<char*>(call.workspace) + offset);
+  }
+  const float* section(int64_t offset) const { return static_cast<const float*>(call.saved) + offset; }
+  int64_t key_heads() const { return (p.packed ? 1 : p.batch) * p.heads_kv; }
+  int64_t keys_per_head() const { return p.packed ? p.total_k : p.seqlen_k; }
+
+  Status clear() const {
+    Status s =
+        to_status(cudaMemsetAsync(call.workspace, 0, layout.forward.zeroed_bytes, stream), "clearing the workspace");
+    if (!s) return s;
+    return to_status(cudaMemsetAsync(at<char>(layout.bounds), 0, layout.bounds_bytes, stream),
+                     "clearing the workspace");
+  }
+
+  Status keys_and_values() const {
+    PrepassParams params{};
+    params.operand[0] = {rows_of(call.k), static_cast<int32_t>(p.dim), at<uint16_t>(layout.forward.keys),
+                         at<uint8_t>(layout.forward.bad_keys), true};
+    params.operand[1] = {rows_of(call.v), static_cast<int32_t>(p.value_dim), at<uint16_t>(layout.forward.values),
+                         at<uint8_t>(layout.forward.bad_values), false};
+    params.heads = at<HeadStatistics>(layout.forward.head_statistics);
+    params.head_count = static_cast<int32_t>(key_heads());
+    params.heads_kv = static_cast<int32_t>(p.heads_kv);
+    params.positions = static_cast<int32_t>(keys_per_head());
+    params.padded = padded;
+    return run_prepass(params, stream);
+  }
+
+  Status maps(CUtensorMap& keys, CUtensorMap& values, int box_rows) const {
+    const int64_t rows = key_heads() * keys_per_head();
+    if (Status s = make_tensor_map(keys, at<void>(layout.forward.keys), rows, padded, box_rows); !s) return s;
+    return make_tensor_map(values, at<void>(layout.forward.values), rows, padded, box_rows);
+  }
+
+  Status query_maps(CUtensorMap (&maps)[kQueryOperands]) const {
+    for (int i = 0; i < kQueryOperands; ++i) {
+      if (Status s = make_tensor_map(maps[i], at<void>(layout.operand[i]), p.rows(), padded, 64); !s) return s;
+    }
+    return {};
+  }
+
+  Status solve() const {
+    SolveParams params{};
+    params.shape = shape;
+    params.dim = static_cast<int32_t>(p.dim);
+    params.value_dim = static_cast<int32_t>(p.value_dim);
+    params.heads_kv = static_cast<int32_t>(p.heads_kv);
+    params.q = rows_of(call.q);
+    params.ridge = ridge_of(call.ridge, p.ridge);
+    float* const base = const_cast<float*>(static_cast<const float*>(call.saved));
+    params.saved = {base + saved.max, base + saved.omega, base + saved.mean_k, base + saved.mean_v, base + saved.x};
+    params.info = call.info;
+    params.cu_q = call.cu_seqlens_q, params.cu_k = call.cu_seqlens_k;
+    params.scale_log2 = scale_log2(p.scale);
+    params.negative_scale = p.scale < 0;
+    params.tolerance_squared = static_cast<float>(p.tolerance * p.tolerance);
+    params.max_iterations = p.max_iterations;
+    params.header = at<Header>(layout.forward.header);
+    params.heads = at<HeadStatistics>(layout.forward.head_statistics);
+    params.bad_keys = at<uint8_t>(layout.forward.bad_keys), params.bad_values = at<uint8_t>(layout.forward.bad_values);
+    params.scratch = at<float>(layout.forward.scratch);
+    params.scratch_stride = layout.forward.scratch_stride / 4;
+    params.weights = at<uint4>(layout.forward.weights);
+    params.weights_stride = layout.forward.weights_stride / static_cast<int64_t>(sizeof(uint4));
+    params.items = shape.items();
+    params.g = rows_of(call.grad_o);
+    params.y = at<float>(layout.y), params.c = at<float>(layout.c), params.rest = at<float>(layout.rest);
+    CUtensorMap keys, values;
+    if (Status s = maps(keys, values, tile_keys(padded)); !s) return s;
+    const auto launch = padded == 64 ? (plan.cached_weights ? launch_solve<64, true> : launch_solve<64, false>)
+                                     : (plan.cached_weights ? launch_solve<128, true> : launch_solve<128, false>);
+    return launch(keys, values, params, plan.workers, stream);
+  }
+
+  Status operands() const {
+    OperandParams params{};
+    params.shape = shape;
+    params.cu_q = call.cu_seqlens_q, params.cu_k = call.cu_seqlens_k;
+    params.heads_kv = static_cast<int32_t>(p.heads_kv);
+    params.dim = static_cast<int32_t>(p.dim), params.value_dim = static_cast<int32_t>(p.value_dim),
+    params.padded = padded;
+    params.scale = static_cast<float>(p.scale);
+    params.q = rows_of(call.q), params.g = rows_of(call.grad_o);
+    params.x = p.given_x() ? rows_of(call.x) : saved_rows(p, section(saved.x), p.dim);
+    if (!p.given_x()) params.y = saved_rows(p, at<float>(layout.y), padded);
+    params.mean_k = saved_rows(p, section(saved.mean_k), p.dim);
+    params.mean_v = saved_rows(p, section(saved.mean_v), p.value_dim);
+    params.max = section(saved.max), params.omega = section(saved.omega);
+    if (!p.given_x()) params.c = at<float>(layout.c), params.rest = at<float>(layout.rest);
+    params.heads = at<HeadStatistics>(layout.forward.head_statistics);
+    params.bounds = at<HeadBounds>(layout.bounds);
+    params.head_scales = at<float>(layout.head_scales);
+    for (int i = 0; i < kQueryOperands; ++i) params.operand[i] = at<uint16_t>(layout.operand[i]);
+    params.rows = at<RowConstants>(layout.rows);
+    params.row_scales = at<float>(layout.row_scales);
+    if (p.given_x()) params.info = call.info;
+    params.ridge = p.ridge;
+    const bool summed = p.ridge == core::RidgeShape::scalar || p.ridge == core::RidgeShape::head;
+    if (call.dridge) {
+      params.dridge = summed ? at<float>(layout.ridge_sums) : static_cast<float*>(call.dridge.data);
+      params.dridge_batch = call.dridge.stride[0], params.dridge_position = call.dridge.stride[1];
+      params.dridge_head = call.dridge.stride[2], params.dridge_dim = call.dridge.stride[3];
+    }
+    if (Status s = run_operands(params, stream); !s) return s;
+    if (!call.dridge || !summed) return {};
+    const RidgeSumParams sums{at<float>(layout.ridge_sums),
+                              static_cast<float*>(call.dridge.data),
+                              call.dridge.stride[2],
+                              (p.seqlen_q + kOperandRows - 1) / kOperandRows,
+                              shape.batch,
+                              shape.heads_q,
+                              p.ridge == core::RidgeShape::head};
+    return run_ridge_sum(sums, stream);
+  }
+
+  Status queries() const {
+    RowPassParams params{};
+    if (Status s = maps(params.keys, params.values, 64); !s) return s;
+    if (Status s = query_maps(params.queries); !s) return s;
+    params.shape = shape;
+    params.cu_q = call.cu_seqlens_q, params.cu_k = call.cu_seqlens_k;
+    params.heads_kv = static_cast<int32_t>(p.heads_kv), params.dim = static_cast<int32_t>(p.dim);
+    params.scale = static_cast<float>(p.scale);
+    params.q = at<uint16_t>(layout.operand[kOpQ]);
+    params.rows = at<RowConstants>(layout.rows);
+    params.row_scales = at<float>(layout.row_scales);
+    params.heads = at<HeadStatistics>(layout.forward.head_statistics);
+    params.mean_k = section(saved.mean_k);
+    params.y = at<float>(layout.y);
+    params.dq = rows_of(call.dq), params.dx = rows_of(call.dx);
+    const auto launch = padded == 64 ? (p.given_x() ? launch_row_pass<64, false> : launch_row_pass<64, true>)
+                                     : (p.given_x() ? launch_row_pass<128, false> : launch_row_pass<128, true>);
+    return launch(params, stream);
+  }
+
+  Status keys() const {
+    KeyPassParams params{};
+    if (Status s = maps(params.keys, params.values, 64); !s) return s;
+    if (Status s = query_maps(params.queries); !s) return s;
+    params.shape = shape;
+    params.cu_q = call.cu_seqlens_q, params.cu_k = call.cu_seqlens_k;
+    params.heads_kv = static_cast<int32_t>(p.heads_kv);
+    params.dim = static_cast<int32_t>(p.dim), params.value_dim = static_cast<int32_t>(p.value_dim);
+    params.heads_together = heads_together();
+    params.rows = at<RowConstants>(layout.rows);
+    params.head_scales = at<float>(layout.head_scales);
+    params.dk = rows_of(call.dk), params.dv = rows_of(call.dv);
+    const auto launch = padded == 64 ? (p.given_x() ? launch_key_pass<64, false> : launch_key_pass<64, true>)
+                                     : (p.given_x() ? launch_key_pass<128, false> : launch_key_pass<128, true>);
+    return launch(params, stream);
+  }
+
+  // Blocks of as many heads side by side as keep their operands in a cache of about 24 MB.
+  int32_t heads_together() const {
+    const int64_t per_head = std::max<int64_t>(1, p.seqlen_q * p.group() * padded * 2 * (p.given_x() ? 4 : 6));
+    return static_cast<int32_t>(
+        std::clamp<int64_t>((int64_t{24} << 20) / per_head, 1, std::max<int64_t>(p.batch * p.heads_kv, 1)));
+  }
+
+  Status all() const {
+    if (Status s = clear(); !s) return s;
+    if (Status s = keys_and_values(); !s) return s;
+    if (!p.given_x() && p.rows() > 0) {
+      if (Status s = solve(); !s) return s;
+    }
+    if (Status s = operands(); !s) return s;
+    if (call.dq || call.dx || call.dk) {  // dk needs the row pass for the constants it corrects
+      if (Status s = queries(); !s) return s;
+    }
+    return call.dk || call.dv ? keys() : Status{};
+  }
+};
+
+}  // namespace
+
+Status backward(const core::BackwardCall& call, const core::Plan& plan) {
+  const DeviceGuard guard(call.problem.device_index);
+  if (!guard.status()) return guard.status();
+  return Run{call, plan}.all();
+}
+
+}  // namespace lla::cuda::sm90

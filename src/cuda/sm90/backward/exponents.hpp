@@ -1,0 +1,91 @@
+// Powers of two of the backward's operands. Sums over queries share an accumulator, so all rows of a head must agree on
+// a common scale; what a row needs beyond it (alpha, beta) is split between the two factors of each product.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "cuda/sm90/backward/records.hpp"
+#include "cuda/sm90/scale.hpp"
+
+namespace lla::cuda::sm90 {
+
+inline constexpr int kNoExponent = -kExponentBias;  // of zero
+
+// The least e with x < 2^e, for x >= 0.
+constexpr int exponent_above(float x) {
+  return x > 0 ? static_cast<int>(std::bit_cast<uint32_t>(x) >> 23) - 126 : kNoExponent;
+}
+
+// 2^e, kept within the normal floats.
+constexpr float power_of_two(int e) {
+  return std::bit_cast<float>(static_cast<uint32_t>((e < -126 ? -126 : e > 127 ? 127 : e) + 127) << 23);
+}
+
+constexpr int larger(int a, int b) { return a > b ? a : b; }
+constexpr int smaller(int a, int b) { return a < b ? a : b; }
+// Sum of exponents, of which either may be "of zero".
+constexpr int plus(int a, int b) { return a <= kNoExponent / 2 || b <= kNoExponent / 2 ? kNoExponent : a + b; }
+
+// Exponents of one row: of its largest elements, and of the bounds of a = 1 + E and b = gamma - tau - F.
+struct RowExponents {
+  int q, g, x, y;
+  int alpha, beta;
+};
+
+// |E| <= 2 |x| |k|, |gamma - tau| <= 2 |G| |v|, |F| <= 2 |y| |k|; norms bounded by exponents.
+//
+// b enters only in P b and dS, whose sums over keys are zero. So where one key has nearly all the weight, all but
+// 2^rest, not even that key's element exceeds 2^rest times the bound of b (of a b), and beta may be that much smaller.
+// Without it the elements of a peaked row, which all are small, would be left with few of fp16's bits.
+constexpr RowExponents row_exponents(int q, int g, int x, int y, int g_norm, int x_norm, int y_norm, int key_norm,
+                                     int value_norm, int rest) {
+  return {q,
+          g,
+          x,
+          y,
+          larger(0, plus(x_norm, key_norm) + 1) + 1,
+          plus(larger(plus(g_norm, value_norm), plus(y_norm, key_norm)), 2 + rest)};
+}
+
+// The exponent of the weight that is not the largest one's. Rounding in b, at most 2^-22 of its bound, must stay small
+// beside the scaled elements: so not below -16.
+constexpr int rest_exponent(float rest) { return larger(-16, smaller(0, exponent_above(rest))); }
+
+// A row may fall this far below its head's largest before its factors stop following: beyond that it could not show in
+// the sum anyway, and its other uses (the scores, E) must not run out of bits.
+inline constexpr int kSpread = 12;
+
+struct HeadExponents {
+  int alpha, beta;  // largest of the head
+  int rows;         // h: X = x 2^(beta + h), Y = -y 2^(alpha + h)
+  int g;            // G 2^(alpha + g), so that G V and Y K share an accumulator
+  int q;            // Q = q 2^(alpha_beta + q)
+  int scale;        // of the logits' scale
+
+  constexpr HeadExponents(const HeadBounds& b, float logit_scale, int key_scale, int value_scale) {
+    const auto of = [](uint32_t biased) { return static_cast<int>(biased) - kExponentBias; };
+    alpha = of(b.alpha) > kNoExponent ? of(b.alpha) : 1;
+    beta = of(b.beta) > kNoExponent ? of(b.beta) : 0;
+    scale = logit_scale == 0 ? 0 : exponent_above(logit_scale < 0 ? -logit_scale : logit_scale);
+    const int g_most = larger(of(b.g_alpha), plus(of(b.g), alpha - kSpread));
+    const int y_most = larger(of(b.y_alpha), plus(of(b.y), alpha - kSpread));
+    const int x_most = larger(of(b.x_beta), plus(of(b.x), beta - kSpread));
+    const int q_most = larger(of(b.q_alpha_beta), plus(of(b.q), alpha + beta - kSpread));
+    int h = 15 - larger(y_most, x_most);
+    h = smaller(h, 15 - q_most - 1 - scale);
+    h = smaller(h, 15 - g_most + value_scale - key_scale);
+    rows = h > kExponentBias / 2 ? 0 : h;  // nothing but zeros
+    g = rows + key_scale - value_scale;
+    q = rows + 1 + scale;
+  }
+
+  constexpr int row_alpha(const RowExponents& r) const { return larger(r.alpha, alpha - kSpread); }
+  constexpr int row_beta(const RowExponents& r) const { return larger(r.beta, beta - kSpread); }
+  // What Q carries for dS; its own floor is lower, so that it seldom binds.
+  constexpr int row_alpha_beta(const RowExponents& r) const {
+    return larger(row_alpha(r) + row_beta(r), alpha + beta - kSpread - 2);
+  }
+};
+
+}  // namespace lla::cuda::sm90

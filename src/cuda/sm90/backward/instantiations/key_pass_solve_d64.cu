@@ -1,0 +1,5 @@
+#include "cuda/sm90/backward/key_pass.cuh"
+
+namespace lla::cuda::sm90 {
+template Status launch_key_pass<64, true>(const KeyPassParams&, cudaStream_t);
+}

@@ -1,0 +1,391 @@
+// The kernel behind key_pass.hpp. A block keeps 64 keys a warpgroup as the rows of every product, so that what the
+// element-wise part makes of the scores is already the register operand of the products that sum over queries: nothing
+// goes through shared memory but the tiles the copy engine brings.
+//
+// A step (64 queries): S = K Qᵀ; E = K Xᵀ (high and low parts); B = V Gᵀ - K Yᵀ (Y carries the sign, high and low);
+// then, element by element, P a, P b and dS; then dv += (P a) G, dk += (P b) X + (P a) (-Y) + dS Q.
+#pragma once
+
+#include "cuda/common/runtime.hpp"
+#include "cuda/sm90/backward/bulk.cuh"
+#include "cuda/sm90/backward/key_pass.hpp"
+#include "cuda/sm90/backward/store.cuh"
+#include "cuda/sm90/fragment.cuh"
+#include "cuda/sm90/mma.cuh"
+#include "cuda/sm90/ptx.cuh"
+
+namespace lla::cuda::sm90 {
+
+template <int kDim_, bool kSolve_>
+struct KeyPass {
+  static constexpr int kDim = kDim_;
+  static constexpr bool kSolve = kSolve_;
+  static constexpr int kGroups = 2;
+  static constexpr int kThreads = (kGroups + 1) * kWarpgroup;
+  static constexpr int kTile = kQueryTile * kDim;  // elements of a tile of 64 rows
+  static constexpr int kTileBytes = kTile * 2;
+  static constexpr int kTensors = kSolve ? 6 : 4;  // tiles of a step
+  // One tile a slot. The low parts come first: free as soon as E and B are done, they take the next step's last tiles.
+  static constexpr int kSlots = kDim == 128 ? 9 : 18;
+  // Steps that may be under way at once: constants of one must not meet those of another.
+  static constexpr int kRowBuffers = kSlots / kTensors + 2;
+  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+
+  // Tiles of a step in the order they are brought.
+  static constexpr int kXLow = 0, kYLow = 1, kQ = kSolve ? 2 : 1, kXHigh = kQ + 1, kG = kQ + 2, kYHigh = kQ + 3;
+
+  struct Shared {
+    alignas(1024) __half keys[kGroups][kTile];
+    alignas(1024) __half values[kGroups][kTile];
+    alignas(1024) __half slots[kSlots][kTile];
+    alignas(128) RowConstants rows[kRowBuffers][kQueryTile];
+    Barrier resident;
+    Barrier full[kSlots];
+    Barrier empty[kSlots];
+  };
+};
+
+// A position in the ring of slots.
+template <int kSlots>
+struct RingPosition {
+  int slot = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ void advance(int by) {
+    slot += by;
+    if (slot >= kSlots) slot -= kSlots, phase ^= 1;
+  }
+  __device__ __forceinline__ RingPosition ahead(int by) const {
+    RingPosition r = *this;
+    r.advance(by);
+    return r;
+  }
+};
+
+// The keys of a block and the queries that see any of them.
+struct KeyBlock {
+  int32_t batch, head;  // key head
+  int32_t first_key;
+  int32_t length_q, length_k, start_q, start_k;
+  int32_t first_query, end_query;
+
+  __device__ __forceinline__ KeyBlock(const KeyPassParams& p, int64_t item) {
+    // Heads in bundles that fit the cache together; in a bundle, the first keys (seen by most under a causal mask)
+    // first.
+    const Shape& s = p.shape;
+    const int32_t blocks = (s.seqlen_k + kKeyBlock - 1) / kKeyBlock;
+    const int32_t heads = s.batch * p.heads_kv;
+    const int64_t per_bundle = int64_t{p.heads_together} * blocks;
+    const int32_t bundle = static_cast<int32_t>(item / per_bundle);
+    const int32_t within = static_cast<int32_t>(item - bundle * per_bundle);
+    const int32_t in_bundle = min(p.heads_together, heads - bundle * p.heads_together);
+    const int32_t pair = bundle * p.heads_together + within % in_bundle;
+    first_key = within / in_bundle * kKeyBlock;
+    batch = pair / p.heads_kv;
+    head = pair % p.heads_kv;
+    start_q = s.packed ? p.cu_q[batch] : 0;
+    start_k = s.packed ? p.cu_k[batch] : 0;
+    length_q = s.packed ? p.cu_q[batch + 1] - start_q : s.seqlen_q;
+    length_k = s.packed ? p.cu_k[batch + 1] - start_k : s.seqlen_k;
+    const int64_t offset = int64_t{length_k} - length_q;
+    const int64_t last_key = min(first_key + kKeyBlock, length_k) - 1;
+    const int64_t from = s.right < 0 ? 0 : first_key - offset - s.right;
+    const int64_t to = s.left < 0 ? length_q : last_key - offset + s.left + 1;
+    first_query = static_cast<int32_t>(max(from, int64_t{0}));
+    end_query = static_cast<int32_t>(min(to, int64_t{length_q}));
+  }
+
+  __device__ __forceinline__ bool empty() const { return first_key >= length_k; }
+  __device__ __forceinline__ int32_t steps() const {
+    return end_query > first_query ? (end_query - first_query + kQueryTile - 1) / kQueryTile : 0;
+  }
+  // Index of the (batch, head) in everything kept per head.
+  __device__ __forceinline__ int32_t statistics(const KeyPassParams& p) const {
+    return p.shape.packed ? head : batch * p.heads_kv + head;
+  }
+  __device__ __forceinline__ int64_t key_row(const KeyPassParams& p) const {
+    return p.shape.packed ? int64_t{head} * p.shape.total_k + start_k + first_key
+                          : (int64_t{batch} * p.heads_kv + head) * p.shape.seqlen_k + first_key;
+  }
+  __device__ __forceinline__ int64_t query_row(const KeyPassParams& p, int32_t query_head, int32_t query) const {
+    return p.shape.packed ? int64_t{query_head} * p.shape.total_q + start_q + query
+                          : (int64_t{batch} * p.shape.heads_q + query_head) * p.shape.seqlen_q + query;
+  }
+};
+
+template <int kDim>
+__device__ __forceinline__ void load_tile(__half* to, const CUtensorMap* map, int64_t row, Barrier& barrier) {
+#pragma unroll
+  for (int c = 0; c < kDim / 64; ++c) load_box(to + c * (64 * 64), map, c * 64, static_cast<int>(row), barrier);
+}
+
+template <class Config>
+__device__ __forceinline__ void key_pass_producer(const KeyPassParams& p, typename Config::Shared& shared,
+                                                  const KeyBlock& block) {
+  shared.resident.arrive_expecting(4 * Config::kTileBytes);
+  const int64_t key_row = block.key_row(p);
+#pragma unroll
+  for (int g = 0; g < Config::kGroups; ++g) {
+    load_tile<Config::kDim>(shared.keys[g], &p.keys, key_row + g * 64, shared.resident);
+    load_tile<Config::kDim>(shared.values[g], &p.values, key_row + g * 64, shared.resident);
+  }
+  RingPosition<Config::kSlots> at;
+  const int32_t steps = block.steps();
+  int buffer = 0;
+  for (int32_t member = 0; member < p.shape.group; ++member) {
+    const int64_t row0 = block.query_row(p, block.head * p.shape.group + member, block.first_query);
+    for (int32_t step = 0; step < steps; ++step) {
+      const int64_t row = row0 + int64_t{step} * kQueryTile;
+      const auto bring = [&](int operand, bool constants) {
+        shared.empty[at.slot].wait(at.phase ^ 1);
+        Barrier& full = shared.full[at.slot];
+        full.arrive_expecting(Config::kTileBytes + (constants ? kQueryTile * sizeof(RowConstants) : 0));
+        load_tile<Config::kDim>(shared.slots[at.slot], &p.queries[operand], row, full);
+        if (constants) load_bytes(shared.rows[buffer], p.rows + row, kQueryTile * sizeof(RowConstants), full);
+        at.advance(1);
+      };
+      bring(kOpXLow, false);
+      if constexpr (Config::kSolve) bring(kOpYLow, false);
+      bring(kOpQ, true);
+      bring(kOpXHigh, false);
+      bring(kOpG, false);
+      if constexpr (Config::kSolve) bring(kOpYHigh, false);
+      if (++buffer == Config::kRowBuffers) buffer = 0;
+    }
+  }
+}
+
+// W as fp16 pairs of the two queries a thread holds side by side; word 2j + h is rows h of column block j.
+__device__ __forceinline__ void key_pass_weights(uint32_t (&w)[16], const float (&s)[32], const RowConstants* rows,
+                                                 int column) {
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    const float2 c0 = *reinterpret_cast<const float2*>(&rows[8 * j + column].logit);
+    const float2 c1 = *reinterpret_cast<const float2*>(&rows[8 * j + column + 1].logit);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      w[2 * j + h] =
+          pack(exp2_fast(fmaf(s[4 * j + 2 * h], c0.x, c0.y)), exp2_fast(fmaf(s[4 * j + 2 * h + 1], c1.x, c1.y)));
+    }
+  }
+}
+
+// Which of a thread's elements are visible: key - query within [low, high], and the query there at all.
+struct KeyPassMask {
+  int32_t key, query;  // of the thread's first element
+  int32_t low, high, end_query, end_key;
+
+  __device__ __forceinline__ bool operator()(int row8, int column) const {
+    const int32_t k = key + row8, q = query + column;
+    return k - q >= low && k - q <= high && q < end_query && k < end_key;
+  }
+};
+
+// pa, pb, ds: register operands of 64 keys x 16 queries, those of column blocks 2 kStep and 2 kStep + 1.
+template <bool kMasked, int kStep>
+__device__ __forceinline__ void key_pass_elements(uint32_t (&pa)[4], uint32_t (&pb)[4], uint32_t (&ds)[4],
+                                                  const uint32_t (&w)[16], const float (&e)[32], const float (&b)[32],
+                                                  const RowConstants* rows, int column, const KeyPassMask& mask) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    constexpr int kFirst = 2 * kStep;
+    const int j = kFirst + i;
+    float out_a[2][2], out_b[2][2], out_s[2][2];
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const RowConstants& row = rows[8 * j + column + c];
+      const float4 head = *reinterpret_cast<const float4*>(&row);
+      const float2 tail = *reinterpret_cast<const float2*>(&row.edge);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float2 pair = unpack(w[2 * j + h]);
+        const float weight = c == 0 ? pair.x : pair.y;
+        const float a1 = fmaf(e[4 * j + 2 * h + c], tail.x, head.x);
+        const float b1 = fmaf(b[4 * j + 2 * h + c], tail.x, head.y);
+        const float p = weight * head.z;
+        const bool visible = !kMasked || mask(8 * h, 8 * j + c);
+        out_a[h][c] = visible ? p * a1 : 0.f;
+        out_b[h][c] = visible ? p * b1 : 0.f;
+        out_s[h][c] = visible ? weight * tail.y * fmaf(a1, b1, head.w) : 0.f;
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      pa[2 * i + h] = pack(out_a[h][0], out_a[h][1]);
+      pb[2 * i + h] = pack(out_b[h][0], out_b[h][1]);
+      ds[2 * i + h] = pack(out_s[h][0], out_s[h][1]);
+    }
+  }
+}
+
+// 16 queries: their operands and the products that take them, which run while the next 16 are prepared.
+template <class Config, int kStep>
+__device__ __forceinline__ void key_pass_step(float (&dk)[Config::kDim / 2], float (&dv)[Config::kDim / 2],
+                                              const uint32_t (&w)[16], const float (&e)[32], const float (&b)[32],
+                                              const RowConstants* rows, int column, bool whole, const KeyPassMask& mask,
+                                              const __half* q, const __half* g, const __half* x, const __half* y) {
+  uint32_t pa[4], pb[4], ds[4];
+  if (whole) {
+    key_pass_elements<false, kStep>(pa, pb, ds, w, e, b, rows, column, mask);
+  } else {
+    key_pass_elements<true, kStep>(pa, pb, ds, w, e, b, rows, column, mask);
+  }
+  pin(pa);
+  pin(pb);
+  pin(ds);
+  mma_fence();
+  product_step<Config::kDim, kQueryTile>(dv, pa, g, kStep);
+  if constexpr (Config::kSolve) product_step<Config::kDim, kQueryTile>(dk, pa, y, kStep);
+  product_step<Config::kDim, kQueryTile>(dk, pb, x, kStep);
+  product_step<Config::kDim, kQueryTile>(dk, ds, q, kStep);
+  mma_commit();
+}
+
+template <class Config>
+__device__ __forceinline__ void key_pass_consumer(const KeyPassParams& p, typename Config::Shared& shared,
+                                                  const KeyBlock& block, int group) {
+  constexpr int kDim = Config::kDim;
+  const Lane lane(threadIdx.x % kWarpgroup);
+  const bool signals = threadIdx.x % 32 == 0;
+  const __half* keys = shared.keys[group];
+  const __half* values = shared.values[group];
+  float dk[kDim / 2], dv[kDim / 2];
+#pragma unroll
+  for (int i = 0; i < kDim / 2; ++i) dk[i] = dv[i] = 0;
+
+  const int32_t steps = block.steps();
+  const int32_t first_key = block.first_key + group * 64;
+  const int32_t offset = block.length_k - block.length_q;
+  KeyPassMask mask;
+  mask.low = p.shape.left < 0 ? INT32_MIN : offset - p.shape.left;
+  mask.high = p.shape.right < 0 ? INT32_MAX : offset + p.shape.right;
+  mask.key = first_key + lane.row;
+  mask.end_query = block.length_q;
+  mask.end_key = block.length_k;
+
+  shared.resident.wait(0);
+  RingPosition<Config::kSlots> at;
+  const int32_t total = steps * p.shape.group;
+  int32_t step_in_head = 0, buffer = 0;
+  for (int32_t step = 0; step < total; ++step) {
+    const int32_t first_query = block.first_query + step_in_head * kQueryTile;
+    if (++step_in_head == steps) step_in_head = 0;
+    const RowConstants* rows = shared.rows[buffer];
+    if (++buffer == Config::kRowBuffers) buffer = 0;
+    const auto tile = [&](int which) { return shared.slots[at.ahead(which).slot]; };
+    const auto wait = [&](int which) {
+      const auto position = at.ahead(which);
+      shared.full[position.slot].wait(position.phase);
+    };
+    const auto free_tile = [&](int which) { shared.empty[at.ahead(which).slot].arrive_if(signals); };
+
+    float s[32], e[32];  // S, later B; E
+    uint32_t w[16];
+    wait(Config::kQ);
+    mma_fence();
+    product_transposed<kDim, 64>(s, keys, tile(Config::kQ));
+    mma_commit();
+    wait(Config::kXLow);
+    wait(Config::kXHigh);
+    mma_fence();
+    product_transposed<kDim, 64>(e, keys, tile(Config::kXHigh));
+    product_transposed<kDim, 64, true>(e, keys, tile(Config::kXLow));
+    mma_commit();
+    mma_wait<1>();
+    pin(s);
+    key_pass_weights(w, s, rows, lane.column);
+    pin(w);
+    wait(Config::kG);
+    if constexpr (Config::kSolve) {
+      wait(Config::kYLow);
+      wait(Config::kYHigh);
+    }
+    mma_fence();
+    product_transposed<kDim, 64>(s, values, tile(Config::kG));
+    if constexpr (Config::kSolve) {
+      product_transposed<kDim, 64, true>(s, keys, tile(Config::kYHigh));
+      product_transposed<kDim, 64, true>(s, keys, tile(Config::kYLow));
+    }
+    mma_commit();
+    mma_wait<0>();
+    pin(e);
+    pin(s);
+    free_tile(Config::kXLow);
+    if constexpr (Config::kSolve) free_tile(Config::kYLow);
+
+    mask.query = first_query + lane.column;
+    const int32_t nearest = first_key - first_query - (kQueryTile - 1), farthest = first_key + 63 - first_query;
+    const bool whole = nearest >= mask.low && farthest <= mask.high && first_query + kQueryTile <= block.length_q &&
+                       first_key + 64 <= block.length_k;
+    const auto run = [&]<int kStep>() {
+      key_pass_step<Config, kStep>(dk, dv, w, e, s, rows, lane.column, whole, mask, tile(Config::kQ), tile(Config::kG),
+                                   tile(Config::kXHigh), tile(Config::kYHigh));
+    };
+    run.template operator()<0>();
+    run.template operator()<1>();
+    run.template operator()<2>();
+    run.template operator()<3>();
+    mma_wait<0>();
+    pin(dk);
+    pin(dv);
+    free_tile(Config::kQ);
+    free_tile(Config::kXHigh);
+    free_tile(Config::kG);
+    if constexpr (Config::kSolve) free_tile(Config::kYHigh);
+    at.advance(Config::kTensors);
+  }
+
+  // Without a query nobody has written the scales.
+  const float2 scales =
+      total > 0 ? reinterpret_cast<const float2*>(p.head_scales)[block.statistics(p)] : make_float2(0, 0);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int32_t key = first_key + lane.row + 8 * h;
+    if (key >= block.length_k) continue;
+    store_row<kDim>(p.dk, block.batch, block.start_k + key, block.head, p.dim, lane.column, dk, h, scales.x);
+    store_row<kDim>(p.dv, block.batch, block.start_k + key, block.head, p.value_dim, lane.column, dv, h, scales.y);
+  }
+}
+
+template <int kDim, bool kSolve>
+__global__ void __launch_bounds__(KeyPass<kDim, kSolve>::kThreads, 1)
+    key_pass_kernel(const __grid_constant__ KeyPassParams p) {
+  using Config = KeyPass<kDim, kSolve>;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<typename Config::Shared*>(memory);
+  const KeyBlock block(p, blockIdx.x);
+  if (block.empty()) return;
+  if (threadIdx.x == 0) {
+    shared.resident.init(1);
+    for (int i = 0; i < Config::kSlots; ++i) {
+      shared.full[i].init(1);
+      shared.empty[i].init(Config::kGroups * 4);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+  const int group = threadIdx.x / kWarpgroup;
+  if (group == 0) {
+    give_registers<Config::kProducerRegisters>();
+    if (threadIdx.x == 0) key_pass_producer<Config>(p, shared, block);
+  } else {
+    take_registers<Config::kConsumerRegisters>();
+    key_pass_consumer<Config>(p, shared, block, group - 1);
+  }
+}
+
+template <int kDim, bool kSolve>
+Status launch_key_pass(const KeyPassParams& params, cudaStream_t stream) {
+  using Config = KeyPass<kDim, kSolve>;
+  const int64_t blocks =
+      (int64_t{params.shape.seqlen_k} + kKeyBlock - 1) / kKeyBlock * params.shape.batch * params.heads_kv;
+  if (blocks == 0) return {};
+  const auto kernel = key_pass_kernel<kDim, kSolve>;
+  constexpr size_t bytes = sizeof(typename Config::Shared);
+  static_assert(bytes <= 227 * 1024);
+  if (Status s = allow_shared_memory(kernel, bytes, "the gradient of keys and values"); !s) return s;
+  kernel<<<static_cast<unsigned>(blocks), Config::kThreads, bytes, stream>>>(params);
+  return launched("the gradient of keys and values");
+}
+
+}  // namespace lla::cuda::sm90

@@ -1,0 +1,32 @@
+// dk and dv: one block per 128 keys of a head, running over the queries (of all query heads of the group) that see
+// them.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include "cuda/sm90/backward/records.hpp"
+#include "cuda/sm90/forward/params.hpp"
+
+namespace lla::cuda::sm90 {
+
+inline constexpr int kKeyBlock = 128;  // keys of a block: two warpgroups of 64
+inline constexpr int kQueryTile = 64;  // queries of a step
+
+struct KeyPassParams {
+  CUtensorMap keys, values;  // boxes of 64 rows x 64 columns
+  CUtensorMap queries[kQueryOperands];
+  Shape shape;
+  const int32_t *cu_q, *cu_k;
+  int32_t heads_kv;
+  int32_t dim, value_dim;
+  int32_t heads_together;  // (batch, key head) pairs whose blocks are launched side by side
+  const RowConstants* rows;
+  const float* head_scales;  // per (batch, key head): dk and dv per unit of accumulator
+  Rows dk, dv;               // data null: not wanted
+};
+
+template <int kDim, bool kSolve>
+Status launch_key_pass(const KeyPassParams& params, cudaStream_t stream);
+
+}  // namespace lla::cuda::sm90

@@ -1,0 +1,40 @@
+// The records the backward kernels pass to each other through the workspace. Plain C++: planned and tested without a
+// GPU.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/sm90/schedule.hpp"
+
+namespace lla::cuda::sm90 {
+
+// Per query: what turns the accumulators of a tile into operands. With P the weights that sum to one and W = 2^15 exp2:
+//   W = exp2(score * logit + shift)    a' = E * edge + a0    b' = B * edge + b0    (a' = a alpha, b' = b beta, both <=
+//   1) 2^15 P a' = W inverse a'           2^15 P b' = W inverse b'           dS = W inverse_ds (a' b' + minus_c)
+// alpha and beta are powers of two; their inverses are in the rows of the other operand.
+struct alignas(16) RowConstants {
+  float a0, b0, inverse, minus_c;
+  float logit, shift, edge, inverse_ds;
+};
+
+// Per (batch, key head), packed per key head: exponents e with 2^e above what they name, over the rows of its query
+// heads. Stored plus kExponentBias so that unsigned maxima work on zeroed memory.
+inline constexpr int kExponentBias = 1024;
+struct HeadBounds {
+  uint32_t q, g, x, y;        // largest elements
+  uint32_t alpha, beta;       // bounds of |a| and |b|
+  uint32_t g_alpha, y_alpha;  // of a row's G times its bound of a, ...
+  uint32_t x_beta, q_alpha_beta;
+  uint32_t unused[2];
+};
+
+// The six fp16 operands that run over queries, rows as in the saved vector, padded to the kernels' head dimension.
+enum QueryOperand : int { kOpQ = 0, kOpG, kOpXHigh, kOpXLow, kOpYHigh, kOpYLow, kQueryOperands };
+
+// Query rows of one block of the kernels that make them, all of one head.
+inline constexpr int kOperandRows = 64;
+constexpr int64_t operand_blocks(const Shape& s) {
+  return (int64_t{s.seqlen_q} + kOperandRows - 1) / kOperandRows * s.batch * s.heads_q;
+}
+
+}  // namespace lla::cuda::sm90

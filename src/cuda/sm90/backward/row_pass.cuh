@@ -1,0 +1,345 @@
+// The kernel behind row_pass.hpp. A warpgroup owns 64 queries; they are the rows of every product.
+//
+// A step (64 keys): S = Q Kᵀ; E = X Kᵀ (high and low parts); B = G Vᵀ - Y Kᵀ (high and low); element by element the
+// operand U, rounded to fp16, its rounded row sum kept; then the sum over keys, U K. Subtracting (row sum) x (mean key)
+// at the end gives back what rounding took from the sum of U, which is zero in exact arithmetic.
+#pragma once
+
+#include "cuda/common/runtime.hpp"
+#include "cuda/sm90/backward/key_pass.cuh"
+#include "cuda/sm90/backward/row_pass.hpp"
+#include "cuda/sm90/scale.hpp"
+
+namespace lla::cuda::sm90 {
+
+template <int kDim_, bool kSolve_>
+struct RowPass {
+  static constexpr int kDim = kDim_;
+  static constexpr bool kSolve = kSolve_;
+  static constexpr bool kTarget = !kSolve;  // t is wanted, too
+  static constexpr int kGroups = 2;
+  static constexpr int kThreads = (kGroups + 1) * kWarpgroup;
+  static constexpr int kKeys = 64;
+  static constexpr int kTile = 64 * kDim;
+  static constexpr int kTileBytes = kTile * 2;
+  // Q is held in registers where six resident operands would leave no room for two tiles of keys and of values.
+  static constexpr bool kQInRegisters = kSolve;
+  static constexpr int kResident = kSolve ? 5 : 4;
+  static constexpr int kSlots = kDim == 64 ? 8 : kSolve ? 4 : 6;
+  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+
+  // Resident operands by place.
+  static constexpr int kG = 0, kQ = 1, kXHigh = kSolve ? 1 : 2, kXLow = kXHigh + 1, kYHigh = 3, kYLow = 4;
+  __host__ __device__ static constexpr int operand(int place) {
+    if (place == kG) return kOpG;
+    if (!kSolve && place == kQ) return kOpQ;
+    if (place == kXHigh) return kOpXHigh;
+    if (place == kXLow) return kOpXLow;
+    return place == kYHigh ? kOpYHigh : kOpYLow;
+  }
+
+  struct Shared {
+    alignas(1024) __half resident[kGroups][kResident][kTile];
+    alignas(1024) __half slots[kSlots][kTile];
+    Barrier ready;
+    Barrier full[kSlots];
+    Barrier empty[kSlots];
+  };
+};
+
+struct RowBlock {
+  Block block;
+  KeyRange keys;
+  TileRange tiles;
+  int64_t query_row, key_row;  // of the first query, and of the sequence's first key
+  int32_t statistics;          // index of everything kept per key head
+
+  __device__ __forceinline__ RowBlock(const RowPassParams& p, int64_t item) {
+    block = block_of_item(p.shape, p.cu_q, p.cu_k, item);
+    keys = visible_keys(p.shape, block, block.first_row, kBlockRows);
+    tiles = tiles_of(keys, 64);
+    const int32_t key_head = block.head / p.shape.group;
+    query_row = p.shape.packed
+                    ? int64_t{block.head} * p.shape.total_q + block.start_q + block.first_row
+                    : (int64_t{block.batch} * p.shape.heads_q + block.head) * p.shape.seqlen_q + block.first_row;
+    key_row = p.shape.packed ? int64_t{key_head} * p.shape.total_k + block.start_k
+                             : (int64_t{block.batch} * p.heads_kv + key_head) * p.shape.seqlen_k;
+    statistics = p.shape.packed ? key_head : block.batch * p.heads_kv + key_head;
+  }
+};
+
+template <class Config>
+__device__ __forceinline__ void row_pass_producer(const RowPassParams& p, typename Config::Shared& shared,
+                                                  const RowBlock& b) {
+  shared.ready.arrive_expecting(Config::kGroups * Config::kResident * Config::kTileBytes);
+#pragma unroll
+  for (int g = 0; g < Config::kGroups; ++g) {
+#pragma unroll
+    for (int i = 0; i < Config::kResident; ++i) {
+      load_tile<Config::kDim>(shared.resident[g][i], &p.queries[Config::operand(i)], b.query_row + g * 64,
+                              shared.ready);
+    }
+  }
+  RingPosition<Config::kSlots> at;
+  for (int32_t tile = b.tiles.begin; tile < b.tiles.end; ++tile) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      shared.empty[at.slot].wait(at.phase ^ 1);
+      shared.full[at.slot].arrive_expecting(Config::kTileBytes);
+      load_tile<Config::kDim>(shared.slots[at.slot], i == 0 ? &p.keys : &p.values, b.key_row + tile * 64,
+                              shared.full[at.slot]);
+      at.advance(1);
+    }
+  }
+}
+
+// What a thread needs of its two rows.
+struct RowPair {
+  float logit[2], shift[2], edge[2], a0[2], b0[2], minus_c[2];
+  int32_t begin[2], end[2];  // visible keys
+};
+
+// Operands of 64 queries x 16 keys (those of column blocks 2 kStep and 2 kStep + 1), and the rounded row sums.
+template <class Config, bool kMasked, int kStep>
+__device__ __forceinline__ void row_pass_elements(uint32_t (&ut)[4], uint32_t (&uq)[4], float (&sum_t)[2],
+                                                  float (&sum_q)[2], float (&sum_b)[2], const uint32_t (&w)[16],
+                                                  const float (&e)[32], const float (&b)[32], const RowPair& row,
+                                                  int32_t first_key) {
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int j = 2 * kStep + i;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float2 pair = unpack(w[2 * j + h]);
+      float t[2], q[2];
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const float weight = c == 0 ? pair.x : pair.y;
+        const float b1 = fmaf(b[4 * j + 2 * h + c], row.edge[h], row.b0[h]);
+        const int32_t key = first_key + 8 * j + c;
+        const bool visible = !kMasked || (key >= row.begin[h] && key < row.end[h]);
+        const float wb = visible ? weight * b1 : 0.f;
+        sum_b[h] += wb;
+        if constexpr (Config::kTarget) t[c] = wb;
+        const float a1 = fmaf(e[4 * j + 2 * h + c], row.edge[h], row.a0[h]);
+        const float ab = Config::kSolve ? fmaf(a1, b1, row.minus_c[h]) * 0.5f : a1 * b1;
+        q[c] = visible ? weight * ab : 0.f;
+      }
+      if constexpr (Config::kTarget) {
+        ut[2 * i + h] = pack(t[0], t[1]);
+        const float2 rounded = unpack(ut[2 * i + h]);
+        sum_t[h] += rounded.x + rounded.y;
+      }
+      uq[2 * i + h] = pack(q[0], q[1]);
+      const float2 rounded = unpack(uq[2 * i + h]);
+      sum_q[h] += rounded.x + rounded.y;
+    }
+  }
+}
+
+// sum (u k) in units of the scaled keys, minus (row sum) x (mean key), times `scale`; written by `put(column, x, y)`.
+template <int kDim, class Put>
+__device__ __forceinline__ void finish_row(const float (&accumulator)[kDim / 2], int h, float row_sum, float key_scale,
+                                           float scale, const float* mean, int dim, int column, const Put& put) {
+#pragma unroll
+  for (int j = 0; j < kDim / 8; ++j) {
+    const int c = 8 * j + column;
+    if (c < dim) {
+      const float2 m = *reinterpret_cast<const float2*>(mean + c);
+      put(c, fmaf(accumulator[4 * j + 2 * h], key_scale, -row_sum * m.x) * scale,
+          fmaf(accumulator[4 * j + 2 * h + 1], key_scale, -row_sum * m.y) * scale);
+    }
+  }
+}
+
+template <class Config>
+__device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typename Config::Shared& shared,
+                                                  const RowBlock& rb, int group) {
+  constexpr int kDim = Config::kDim;
+  const Lane lane(threadIdx.x % kWarpgroup);
+  const bool signals = threadIdx.x % 32 == 0;
+  const int32_t first_row = rb.block.first_row + group * 64;
+  const int64_t saved_row = rb.query_row + group * 64 + lane.row;
+
+  RowPair row;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int32_t position = first_row + lane.row + 8 * h;
+    RowConstants c{};
+    KeyRange range{0, 0};
+    if (position < rb.block.length_q) {
+      c = p.rows[saved_row + 8 * h];
+      range = visible_keys(p.shape, rb.block, position);
+    }
+    row.logit[h] = c.logit, row.shift[h] = c.shift, row.edge[h] = c.edge;
+    row.a0[h] = c.a0, row.b0[h] = c.b0, row.minus_c[h] = c.minus_c;
+    row.begin[h] = range.begin, row.end[h] = range.end;
+  }
+  uint32_t q[Config::kQInRegisters ? kDim / 4 : 1];
+  if constexpr (Config::kQInRegisters) {
+    const int64_t last = rb.query_row - rb.block.first_row + rb.block.length_q - 1;  // rows beyond it do not matter
+#pragma unroll
+    for (int k = 0; k < kDim / 16; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int64_t r = min(saved_row + 8 * (i & 1), last);
+        q[4 * k + i] = *reinterpret_cast<const uint32_t*>(p.q + r * kDim + 16 * k + 8 * (i >> 1) + lane.column);
+      }
+    }
+  }
+
+  float target[Config::kTarget ? kDim / 2 : 1], dq[kDim / 2];
+  for (float& v : target) v = 0;
+  for (float& v : dq) v = 0;
+  float sum_t[2] = {0, 0}, sum_q[2] = {0, 0}, sum_b[2] = {0, 0};
+  const KeyRange common = common_keys(p.shape, rb.block, first_row, 64);
+  const bool all_rows = first_row + 64 <= rb.block.length_q;
+
+  shared.ready.wait(0);
+  const auto operand = [&](int place) { return shared.resident[group][place]; };
+  RingPosition<Config::kSlots> at;
+  for (int32_t tile = rb.tiles.begin; tile < rb.tiles.end; ++tile) {
+    const auto value_at = at.ahead(1);
+    const __half* keys = shared.slots[at.slot];
+    const __half* values = shared.slots[value_at.slot];
+    float s[32], e[32], b[32];
+    uint32_t w[16];
+    shared.full[at.slot].wait(at.phase);
+    mma_fence();
+    if constexpr (Config::kQInRegisters) {
+      product_transposed<kDim, 64>(s, q, keys);
+    } else {
+      product_transposed<kDim, 64>(s, operand(Config::kQ), keys);
+    }
+    mma_commit();
+    product_transposed<kDim, 64>(e, operand(Config::kXHigh), keys);
+    product_transposed<kDim, 64, true>(e, operand(Config::kXLow), keys);
+    mma_commit();
+    mma_wait<1>();
+    pin(s);
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      const int h = i & 1;
+      w[i] = pack(exp2_fast(fmaf(s[2 * i], row.logit[h], row.shift[h])),
+                  exp2_fast(fmaf(s[2 * i + 1], row.logit[h], row.shift[h])));
+    }
+    pin(w);  // before B takes the registers of S
+    shared.full[value_at.slot].wait(value_at.phase);
+    mma_fence();
+    product_transposed<kDim, 64>(b, operand(Config::kG), values);
+    if constexpr (Config::kSolve) {
+      product_transposed<kDim, 64, true>(b, operand(Config::kYHigh), keys);
+      product_transposed<kDim, 64, true>(b, operand(Config::kYLow), keys);
+    }
+    mma_commit();
+    mma_wait<0>();
+    pin(b);
+    pin(e);
+    shared.empty[value_at.slot].arrive_if(signals);
+
+    const int32_t first_key = tile * 64;
+    const bool whole = all_rows && first_key >= common.begin && first_key + 64 <= common.end;
+    const auto run = [&]<int kStep>() {
+      uint32_t ut[4], uq[4];
+      if (whole) {
+        row_pass_elements<Config, false, kStep>(ut, uq, sum_t, sum_q, sum_b, w, e, b, row, first_key + lane.column);
+      } else {
+        row_pass_elements<Config, true, kStep>(ut, uq, sum_t, sum_q, sum_b, w, e, b, row, first_key + lane.column);
+      }
+      if constexpr (Config::kTarget) pin(ut);
+      pin(uq);
+      mma_fence();
+      if constexpr (Config::kTarget) product_step<kDim, 64>(target, ut, keys, kStep);
+      product_step<kDim, 64>(dq, uq, keys, kStep);
+      mma_commit();
+    };
+    run.template operator()<0>();
+    run.template operator()<1>();
+    run.template operator()<2>();
+    run.template operator()<3>();
+    mma_wait<0>();
+    pin(target);
+    pin(dq);
+    shared.empty[at.slot].arrive_if(signals);
+    at.advance(2);
+  }
+
+  const float key_scale = 1.f / power_of_two_scale(__uint_as_float(p.heads[rb.statistics].largest_key));
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int32_t position = first_row + lane.row + 8 * h;
+    const float total_t = quad_sum(sum_t[h]), total_q = quad_sum(sum_q[h]), total_b = quad_sum(sum_b[h]);
+    if (position >= rb.block.length_q) continue;
+    const int64_t r = saved_row + 8 * h;
+    const float* mean = p.mean_k + r * p.dim;
+    const float2 undo = *reinterpret_cast<const float2*>(p.row_scales + 2 * r);  // 1 / (alpha beta), 1 / beta
+    const float inverse = p.rows[r].inverse * 0x1p-15f;
+    const int64_t at_position = rb.block.start_q + position;
+    if constexpr (!Config::kSolve) {
+      if (p.dx.data != nullptr) {
+        void* to = row_address(p.dx, rb.block.batch, at_position, rb.block.head);
+        finish_row<kDim>(target, h, total_t, key_scale, inverse * undo.y, mean, p.dim, lane.column,
+                         [&](int c, float x, float y) { store_pair(to, p.dx, c, x, y); });
+      }
+    }
+    // For the key pass, whose sums cannot see it: what rounding left of the sums of P b and dS over the keys, both
+    // zero.
+    if (lane.column == 0) {
+      const float excess = total_b * inverse;      // of P b'; moves b' ...
+      const float c = excess * (undo.y / undo.x);  // ... and so c', by the sum of P a' times it
+      p.rows[r].b0 = row.b0[h] - excess;
+      p.rows[r].minus_c = Config::kSolve ? row.minus_c[h] - 2.f * total_q * inverse + c : c - total_q * inverse;
+    }
+    if (p.dq.data != nullptr) {
+      void* to = row_address(p.dq, rb.block.batch, at_position, rb.block.head);
+      const float* solved = p.y + r * kDim;
+      const float factor = p.scale * inverse * undo.x * (Config::kSolve ? 2.f : 1.f);
+      finish_row<kDim>(dq, h, total_q, key_scale, factor, mean, p.dim, lane.column, [&](int c, float x, float y) {
+        const float2 add = Config::kSolve ? *reinterpret_cast<const float2*>(solved + c) : make_float2(0, 0);
+        store_pair(to, p.dq, c, x + add.x, y + add.y);
+      });
+    }
+  }
+}
+
+template <int kDim, bool kSolve>
+__global__ void __launch_bounds__(RowPass<kDim, kSolve>::kThreads, 1)
+    row_pass_kernel(const __grid_constant__ RowPassParams p) {
+  using Config = RowPass<kDim, kSolve>;
+  extern __shared__ __align__(1024) unsigned char memory[];
+  auto& shared = *reinterpret_cast<typename Config::Shared*>(memory);
+  const RowBlock block(p, blockIdx.x);
+  if (block.block.empty()) return;
+  if (threadIdx.x == 0) {
+    shared.ready.init(1);
+    for (int i = 0; i < Config::kSlots; ++i) {
+      shared.full[i].init(1);
+      shared.empty[i].init(Config::kGroups * 4);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+  const int group = threadIdx.x / kWarpgroup;
+  if (group == 0) {
+    give_registers<Config::kProducerRegisters>();
+    if (threadIdx.x == 0) row_pass_producer<Config>(p, shared, block);
+  } else {
+    take_registers<Config::kConsumerRegisters>();
+    row_pass_consumer<Config>(p, shared, block, group - 1);
+  }
+}
+
+template <int kDim, bool kSolve>
+Status launch_row_pass(const RowPassParams& params, cudaStream_t stream) {
+  using Config = RowPass<kDim, kSolve>;
+  const int64_t blocks = params.shape.items();
+  if (blocks == 0) return {};
+  const auto kernel = row_pass_kernel<kDim, kSolve>;
+  constexpr size_t bytes = sizeof(typename Config::Shared);
+  static_assert(bytes <= 227 * 1024);
+  if (Status s = allow_shared_memory(kernel, bytes, "the gradient of queries"); !s) return s;
+  kernel<<<static_cast<unsigned>(blocks), Config::kThreads, bytes, stream>>>(params);
+  return launched("the gradient of queries");
+}
+
+}  // namespace lla::cuda::sm90

@@ -1,0 +1,24 @@
+// The solve A y = t of the backward pass: t, conjugate gradients and c in one persistent kernel, with the forward's
+// passes.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include "cuda/sm90/forward/params.hpp"
+
+namespace lla::cuda::sm90 {
+
+// The forward's parameters with `saved` as input and no output but the info; x and o are not used.
+struct SolveParams : ForwardParams {
+  Rows g;
+  float* y;     // [row][padded]
+  float* c;     // [row]
+  float* rest;  // [row]: the weight of all keys but the heaviest
+};
+
+template <int kDim, bool kCached>
+Status launch_solve(const CUtensorMap& keys, const CUtensorMap& values, const SolveParams& params, int workers,
+                    cudaStream_t stream);
+
+}  // namespace lla::cuda::sm90

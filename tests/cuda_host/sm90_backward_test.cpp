@@ -1,0 +1,151 @@
+// The host side of the Hopper backward: how it divides the workspace and which powers of two it gives its operands. No
+// GPU needed.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include "cuda/sm90/backward/exponents.hpp"
+#include "cuda/sm90/backward/workspace.hpp"
+#include "cuda/sm90/plan.hpp"
+#include "cuda/sm90/sm90.hpp"
+
+namespace lla::cuda::sm90 {
+namespace {
+
+core::Problem problem(int64_t length, int64_t dim, core::RidgeShape ridge = core::RidgeShape::token) {
+  core::Problem p;
+  p.operation = core::Operation::backward;
+  p.device = core::Device::cuda;
+  p.dtype = DType::bf16;
+  p.batch = 2;
+  p.seqlen_q = p.seqlen_k = length;
+  p.total_q = p.total_k = 2 * length;
+  p.heads_q = 4;
+  p.heads_kv = 2;
+  p.dim = p.value_dim = dim;
+  p.ridge = ridge;
+  p.mask.right = 0;
+  return p;
+}
+
+struct Section {
+  const char* name;
+  int64_t begin, bytes;
+};
+
+void expect_disjoint(std::vector<Section> sections, int64_t size) {
+  std::sort(sections.begin(), sections.end(), [](const Section& a, const Section& b) { return a.begin < b.begin; });
+  int64_t end = 0;
+  for (const Section& s : sections) {
+    EXPECT_EQ(s.begin % 256, 0) << s.name;
+    EXPECT_GE(s.begin, end) << s.name;
+    end = s.begin + s.bytes;
+  }
+  EXPECT_LE(end, size);
+}
+
+TEST(Sm90Backward, SectionsOfTheWorkspaceDoNotMeet) {
+  for (const auto ridge : {core::RidgeShape::none, core::RidgeShape::scalar, core::RidgeShape::dimension}) {
+    for (const int64_t dim : {8, 64, 80, 128}) {
+      const core::Problem p = problem(333, dim, ridge);
+      const int workers = p.given_x() ? 0 : 7;
+      const int64_t weights = p.given_x() ? 0 : cached_weights_per_block(p);
+      const BackwardLayout at(p, shape_of(p), workers, weights);
+      const int64_t padded = padded_dim(dim, dim), rows = p.rows(), keys = p.batch * p.heads_kv * p.seqlen_k;
+      const std::vector<Section> kept = {
+          {"zeroed", at.forward.header, at.forward.zeroed_bytes},
+          {"bad keys", at.forward.bad_keys, keys},
+          {"bad values", at.forward.bad_values, keys},
+          {"keys", at.forward.keys, keys * padded * 2},
+          {"values", at.forward.values, keys * padded * 2},
+          {"bounds", at.bounds, at.bounds_bytes},
+          {"head scales", at.head_scales, p.batch * p.heads_kv * 8},
+          {"rows", at.rows, (rows + 64) * 32},
+          {"row scales", at.row_scales, rows * 8},
+          {"y", at.y, p.given_x() ? 0 : rows * padded * 4},
+          {"c", at.c, p.given_x() ? 0 : rows * 4},
+          {"rest", at.rest, p.given_x() ? 0 : rows * 4},
+          {"ridge sums", at.ridge_sums, operand_blocks(shape_of(p)) * 4},
+      };
+      // The solve's memory and the operands take turns on the same bytes, each apart from all that is kept.
+      std::vector<Section> solving = kept, multiplying = kept;
+      solving.push_back({"scratch", at.forward.scratch, at.forward.scratch_stride * workers});
+      solving.push_back({"weights", at.forward.weights, at.forward.weights_stride * workers});
+      for (int i = 0; i < (p.given_x() ? kOpYHigh : kQueryOperands); ++i)
+        multiplying.push_back({"operand", at.operand[i], rows * padded * 2});
+      expect_disjoint(solving, at.size);
+      expect_disjoint(multiplying, at.size);
+    }
+  }
+}
+
+TEST(Sm90Backward, WorkspaceGrowsWithTheLengthNotItsSquare) {
+  const core::Machine machine = core::h200();
+  const auto bytes = [&](int64_t length) {
+    core::Problem p = problem(length, 128, core::RidgeShape::none);
+    return static_cast<double>(plan(p, machine).workspace_bytes);
+  };
+  EXPECT_NEAR(bytes(65536) / bytes(16384), 4, 0.01);
+}
+
+TEST(Sm90Backward, ExponentsBoundTheirNumbers) {
+  EXPECT_EQ(exponent_above(0), kNoExponent);
+  for (const float x : {1e-30f, 0.5f, 0.75f, 1.0f, 1.5f, 3e4f, 1e30f}) {
+    EXPECT_LT(x, power_of_two(exponent_above(x)));
+    EXPECT_GE(x, power_of_two(exponent_above(x) - 1));
+  }
+}
+
+uint32_t biased(int e) { return e <= kNoExponent ? 0 : static_cast<uint32_t>(e + kExponentBias); }
+
+// Whatever the rows are, no operand reaches fp16's largest number, and the largest of the four is not far below it.
+TEST(Sm90Backward, OperandsOfAnyRowsFitHalfPrecision) {
+  std::mt19937 random(5);
+  const auto draw = [&](int from, int to) { return std::uniform_int_distribution<int>(from, to)(random); };
+  for (int trial = 0; trial < 2000; ++trial) {
+    const int spread = draw(0, 40);
+    const int key_norm = draw(-10, 10), value_norm = draw(-10, 10), key_scale = draw(-5, 15),
+              value_scale = draw(-5, 15);
+    const float scale = std::ldexp(draw(0, 1) ? 0.0883883f : -0.7f, draw(-3, 3));
+    std::vector<RowExponents> rows;
+    HeadBounds bounds{};
+    const auto note = [](uint32_t& field, int e) { field = std::max(field, biased(e)); };
+    for (int i = draw(1, 30); i > 0; --i) {
+      const auto size = [&] { return draw(0, 9) == 0 ? kNoExponent : draw(-spread, spread); };
+      const int q = size(), g = size(), x = size(), y = size();
+      const auto norm = [&](int e) { return plus(e, draw(0, 4)); };
+      rows.push_back(row_exponents(q, g, x, y, norm(g), norm(x), norm(y), key_norm, value_norm, draw(-16, 0)));
+      const RowExponents& r = rows.back();
+      note(bounds.q, r.q), note(bounds.g, r.g), note(bounds.x, r.x), note(bounds.y, r.y);
+      note(bounds.alpha, r.alpha), note(bounds.beta, r.beta);
+      note(bounds.g_alpha, plus(r.g, r.alpha)), note(bounds.y_alpha, plus(r.y, r.alpha));
+      note(bounds.x_beta, plus(r.x, r.beta)), note(bounds.q_alpha_beta, plus(plus(r.q, r.alpha), r.beta));
+    }
+    const HeadExponents head(bounds, scale, key_scale, value_scale);
+    int largest = kNoExponent;
+    for (const RowExponents& r : rows) {
+      const int alpha = head.row_alpha(r), beta = head.row_beta(r), both = head.row_alpha_beta(r);
+      EXPECT_GE(alpha, r.alpha);
+      EXPECT_GE(beta, r.beta);
+      EXPECT_GE(both, alpha + beta);
+      const int sizes[] = {plus(r.q, both + head.q), plus(r.g, alpha + head.g), plus(r.x, beta + head.rows),
+                           plus(r.y, alpha + head.rows)};
+      for (const int e : sizes) {
+        EXPECT_LE(e, 15);
+        largest = std::max(largest, e);
+      }
+    }
+    EXPECT_EQ(head.g + value_scale, head.rows + key_scale);  // G V and Y K share an accumulator
+    EXPECT_LE(std::fabs(scale), power_of_two(head.scale));
+    EXPECT_EQ(head.q, head.rows + 1 + head.scale);  // dS Q, P b X and P a Y share another
+    if (largest > kNoExponent / 2) {
+      EXPECT_GE(largest, 15 - kSpread - 1);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lla::cuda::sm90
