@@ -80,6 +80,9 @@ Status forward(const ForwardCall& call, const core::Plan& plan) {
   if (p.rows() == 0) return {};
   const DeviceGuard device(p.device_index);
   if (!device.status()) return device.status();
+  LLA_RETURN_IF_ERROR(check_pointer(call.q.data, p.device_index, "q"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.k.data, p.device_index, "k"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.workspace, p.device_index, "workspace"));
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const WorkspaceLayout at(p, plan.workers, plan.cached_weights ? cached_weights_per_block(p) : 0);
   std::byte* const base = static_cast<std::byte*>(call.workspace);
