@@ -8,6 +8,7 @@
 #include "cuda/common/runtime.hpp"
 #include "cuda/sm90/backward/key_pass.cuh"
 #include "cuda/sm90/backward/row_pass.hpp"
+#include "cuda/sm90/rows.cuh"
 #include "cuda/sm90/scale.hpp"
 
 namespace lla::cuda::sm90 {
@@ -289,6 +290,10 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
       const float c = excess * (undo.y / undo.x);  // ... and so c', by the sum of P a' times it
       p.rows[r].b0 = row.b0[h] - excess;
       p.rows[r].minus_c = Config::kSolve ? row.minus_c[h] - 2.f * total_q * inverse + c : c - total_q * inverse;
+      if (row.end[h] - row.begin[h] == 1 && finite(row.b0[h])) {  // one key: a is 1 and b is 0, to the last bit
+        p.rows[r].edge = p.rows[r].b0 = p.rows[r].minus_c = 0.f;
+        p.rows[r].a0 = undo.y / undo.x;
+      }
     }
     if (p.dq.data != nullptr) {
       void* to = row_address(p.dq, rb.block.batch, at_position, rb.block.head);
