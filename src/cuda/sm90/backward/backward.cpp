@@ -68,14 +68,16 @@ struct Run {
   }
 
   Status maps(CUtensorMap& keys, CUtensorMap& values, int box_rows) const {
-    const int64_t rows = key_heads() * keys_per_head();
+    const int64_t rows = std::max<int64_t>(key_heads() * keys_per_head(), 1);  // a map of nothing is an error
     if (Status s = make_tensor_map(keys, at<void>(layout.forward.keys), rows, padded, box_rows); !s) return s;
     return make_tensor_map(values, at<void>(layout.forward.values), rows, padded, box_rows);
   }
 
   Status query_maps(CUtensorMap (&maps)[kQueryOperands]) const {
     for (int i = 0; i < kQueryOperands; ++i) {
-      if (Status s = make_tensor_map(maps[i], at<void>(layout.operand[i]), p.rows(), padded, 64); !s) return s;
+      if (Status s = make_tensor_map(maps[i], at<void>(layout.operand[i]), std::max<int64_t>(p.rows(), 1), padded, 64);
+          !s)
+        return s;
     }
     return {};
   }
@@ -94,7 +96,8 @@ struct Run {
     params.cu_q = call.cu_seqlens_q, params.cu_k = call.cu_seqlens_k;
     params.scale_log2 = scale_log2(p.scale);
     params.negative_scale = p.scale < 0;
-    // λ's gradient, -x y, follows y's residual most closely: a tenth less of it keeps the promised accuracy for every kind.
+    // λ's gradient, -x y, follows y's residual most closely: a tenth less of it keeps the promised accuracy for every
+    // kind.
     params.tolerance_squared = static_cast<float>(0.81 * p.tolerance * p.tolerance);
     params.max_iterations = p.max_iterations;
     params.header = at<Header>(layout.forward.header);
