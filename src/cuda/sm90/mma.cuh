@@ -92,14 +92,13 @@ __device__ __forceinline__ uint64_t descriptor(const void* tile, uint32_t leadin
 
 }  // namespace detail
 
-// C (+)= A Bᵀ: A holds 64 rows, B kColumns rows, both kDim wide; 16-wide steps [kFrom, kTo) of it. C is overwritten by step 0
-// unless kAccumulate.
-template <int kDim, int kColumns, bool kAccumulate = false, int kFrom = 0, int kTo = kDim / 16>
+// C (+)= A Bᵀ: A holds 64 rows, B kColumns rows, both kDim wide. C is overwritten unless kAccumulate.
+template <int kDim, int kColumns, bool kAccumulate = false>
 __device__ __forceinline__ void product_transposed(float (&c)[kColumns / 2], const __half* a, const __half* b) {
   using Instruction = typename detail::Atom<kColumns, detail::Major::K>::SS;
   const uint64_t da = detail::descriptor(a, 16), db = detail::descriptor(b, 16);
 #pragma unroll
-  for (int k = kFrom; k < kTo; ++k) {
+  for (int k = 0; k < kDim / 16; ++k) {
     const int group = k / 4, within = (k % 4) * 2;  // in units of 16 bytes
     detail::issue_ss<Instruction>(c, da + group * (64 * 8) + within, db + group * (kColumns * 8) + within,
                                   k == 0 && !kAccumulate ? detail::ScaleOut::Zero : detail::ScaleOut::One,

@@ -35,14 +35,21 @@ __device__ __forceinline__ void mask_scores(float (&scores)[kKeys / 2], const Pa
   }
 }
 
+// 2^15 exp2(logit - M) in place of the raw scores, and its rounding to fp16.
 template <int kKeys>
-__device__ __forceinline__ void make_weights(uint32_t (&weights)[kKeys / 4], const float (&scores)[kKeys / 2],
-                                             const RowLogits& rows) {
+__device__ __forceinline__ void exponentiate_scores(float (&scores)[kKeys / 2], const RowLogits& rows) {
 #pragma unroll
-  for (int i = 0; i < kKeys / 4; ++i) {
-    const float scale = rows.scale[i & 1], shift = rows.shift[i & 1];
-    weights[i] = pack(exp2_fast(fmaf(scores[2 * i], scale, shift)), exp2_fast(fmaf(scores[2 * i + 1], scale, shift)));
-  }
+  for (int e = 0; e < kKeys / 2; ++e) scores[e] = exp2_fast(fmaf(scores[e], rows.scale[row_of(e)], rows.shift[row_of(e)]));
+}
+template <int kKeys>
+__device__ __forceinline__ void pack_weights(uint32_t (&weights)[kKeys / 4], const float (&scores)[kKeys / 2]) {
+#pragma unroll
+  for (int i = 0; i < kKeys / 4; ++i) weights[i] = pack(scores[2 * i], scores[2 * i + 1]);
+}
+template <int kKeys>
+__device__ __forceinline__ void make_weights(uint32_t (&weights)[kKeys / 4], float (&scores)[kKeys / 2], const RowLogits& rows) {
+  exponentiate_scores<kKeys>(scores, rows);
+  pack_weights<kKeys>(weights, scores);
 }
 
 template <int kKeys>
@@ -54,19 +61,27 @@ __device__ __forceinline__ void add_row_sums(Pair<float>& sums, const uint32_t (
   }
 }
 
-// U = fp16(W (E scale - centre)), its rounded row sums added to `sums`.
+// U = W (E scale - centre) in place of E, not yet rounded.
 template <int kKeys>
-__device__ __forceinline__ void weight_scores(uint32_t (&products)[kKeys / 4], const uint32_t (&weights)[kKeys / 4],
-                                              const float (&e)[kKeys / 2], const Pair<float>& scale,
-                                              const Pair<float>& centre, Pair<float>& sums) {
+__device__ __forceinline__ void weight_scores(float (&e)[kKeys / 2], const uint32_t (&weights)[kKeys / 4],
+                                              const Pair<float>& scale, const Pair<float>& centre) {
 #pragma unroll
   for (int i = 0; i < kKeys / 4; ++i) {
     const int row = i & 1;
     const float2 w = unpack(weights[i]);
-    products[i] =
-        pack(w.x * fmaf(e[2 * i], scale[row], -centre[row]), w.y * fmaf(e[2 * i + 1], scale[row], -centre[row]));
-    const float2 u = unpack(products[i]);
-    sums[row] += u.x + u.y;
+    e[2 * i] = w.x * fmaf(e[2 * i], scale[row], -centre[row]);
+    e[2 * i + 1] = w.y * fmaf(e[2 * i + 1], scale[row], -centre[row]);
+  }
+}
+
+// U as fp16, its rounded row sums added to `sums`.
+template <int kKeys>
+__device__ __forceinline__ void round_scores(uint32_t (&products)[kKeys / 4], const float (&u)[kKeys / 2], Pair<float>& sums) {
+#pragma unroll
+  for (int i = 0; i < kKeys / 4; ++i) {
+    products[i] = pack(u[2 * i], u[2 * i + 1]);
+    const float2 rounded = unpack(products[i]);
+    sums[i & 1] += rounded.x + rounded.y;
   }
 }
 

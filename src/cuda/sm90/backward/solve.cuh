@@ -86,7 +86,8 @@ struct SolveConsumer : Consumer<Config> {
         mma_wait<0>();
         pin(gamma);
         s.ring.release(value_position);
-        weight_scores<kKeys>(u, w, gamma, d.scale, d.centre, sums);
+        weight_scores<kKeys>(gamma, w, d.scale, d.centre);
+        round_scores<kKeys>(u, gamma, sums);
         pin(u);
         mma_fence();
         product<kDim, kKeys>(t, u, this->tile_at(key_position));

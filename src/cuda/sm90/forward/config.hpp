@@ -14,11 +14,10 @@ constexpr int tile_keys(int dim) { return dim == 128 ? 96 : 128; }
 // Shared memory holds Q, the direction P, the residual r and as many tiles as fit, a power of two (4 x 24 or 8 x 16 KiB).
 constexpr int tile_stages(int dim) { return dim == 128 ? 4 : 8; }
 
-template <int kDim_, bool kCached_, bool kTurns_ = false>
+template <int kDim_, bool kCached_>
 struct ForwardConfig {
   static constexpr int kDim = kDim_;
   static constexpr bool kCached = kCached_;  // weights kept in the workspace instead of recomputed in every pass
-  static constexpr bool kTurns = kTurns_;    // the warpgroups issue products in turns: measured, no faster (docs/hopper-forward.md)
   static constexpr int kKeys = tile_keys(kDim);
   static constexpr int kStages = tile_stages(kDim);
   static constexpr int kTileElements = kKeys * kDim;

@@ -49,16 +49,6 @@ struct Consumer {
   __device__ __forceinline__ void sync_group() const { named_sync(kGroupBarrier + group, kWarpgroup); }
   __device__ __forceinline__ __half* tile_at(uint32_t position) const { return s.tiles[s.ring.stage(position)]; }
 
-  // Turns keep the warpgroups' products apart: while one multiplies, the other does its arithmetic. A turn is passed on when
-  // the products are all but done (passed on when issued, both finish together and then both leave the tensor cores idle).
-  // Both warpgroups take one turn per tile of a pass, whether they use the tile or not.
-  __device__ __forceinline__ void take_turn() const {
-    if (Config::kTurns) named_sync(kTurnBarrier + group, 2 * kWarpgroup);
-  }
-  __device__ __forceinline__ void pass_turn() const {
-    if (Config::kTurns) named_arrive(kTurnBarrier + (group ^ 1), 2 * kWarpgroup);
-  }
-
   __device__ __forceinline__ void visible(Pair<KeyRange>& keys, const Lane& lane) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) keys[r] = visible_keys(p.shape, int64_t{tiles().diagonal} + lane.row + 8 * r, tiles().length_k);
@@ -103,9 +93,7 @@ struct Consumer {
   }
 
   __device__ __forceinline__ void issue_logits(Scores& scores, uint32_t position) const {
-    product_transposed<kDim, kKeys, false, 0, kDim / 16 - 1>(scores, s.q[group], tile_at(position));
-    mma_commit();
-    product_transposed<kDim, kKeys, false, kDim / 16 - 1>(scores, s.q[group], tile_at(position));
+    product_transposed<kDim, kKeys>(scores, s.q[group], tile_at(position));
     mma_commit();
   }
 
@@ -115,11 +103,9 @@ struct Consumer {
     omega[0] = omega[1] = 0;
     const PassOrder order{base, uniform(tiles().count), true};
     const int own_begin = uniform(tiles().own.begin), own_end = uniform(tiles().own.end);
-    const auto skip = [&](int tile) {  // the turn first: the other warpgroup may need it before it frees a stage for the values
+    const auto skip = [&](int tile) {
       s.ring.wait(order.key(tile));
       s.ring.release(order.key(tile));
-      take_turn();
-      pass_turn();
       s.ring.wait(order.value(tile));
       s.ring.release(order.value(tile));
     };
@@ -129,37 +115,39 @@ struct Consumer {
       Scores scores;
       Words w;
       define(scores);
-      s.ring.wait(order.key(tile));
-      take_turn();
-      mma_fence();
-      issue_logits(scores, order.key(tile));
-      mma_wait<1>();
-      pass_turn();
-      while (true) {
-        mma_wait<0>();
+      const auto exponentiate = [&] {
         pin(scores);
         mask(scores, tile);
-        make_weights<kKeys>(w, scores, rows);
+        exponentiate_scores<kKeys>(scores, rows);
+      };
+      s.ring.wait(order.key(tile));
+      mma_fence();
+      issue_logits(scores, order.key(tile));
+      mma_wait<0>();
+      exponentiate();
+      while (true) {
+        pack_weights<kKeys>(w, scores);
         note_live(w, tile);
         if (Config::kCached) Cache::store(cached_weights(tile), w);
         add_row_sums<kKeys>(omega, w);
-        s.ring.wait(order.value(tile));
         pin(w);
         if (tile + 1 >= own_end) break;
         s.ring.wait(order.key(tile + 1));
-        take_turn();
+        s.ring.wait(order.value(tile));
         mma_fence();
+        issue_logits(scores, order.key(tile + 1));
         product<kDim, kKeys>(mean_k, w, tile_at(order.key(tile)));
         product<kDim, kKeys>(mean_v, w, tile_at(order.value(tile)));
         mma_commit();
-        issue_logits(scores, order.key(tile + 1));
-        mma_wait<2>();
-        s.ring.release(order.key(tile));
-        s.ring.release(order.value(tile));
-        mma_wait<1>();
-        pass_turn();
         ++tile;
+        mma_wait<1>();
+        exponentiate();
+        mma_wait<0>();
+        pin(scores);
+        s.ring.release(order.key(tile - 1));
+        s.ring.release(order.value(tile - 1));
       }
+      s.ring.wait(order.value(tile));
       mma_fence();
       product<kDim, kKeys>(mean_k, w, tile_at(order.key(tile)));
       product<kDim, kKeys>(mean_v, w, tile_at(order.value(tile)));
@@ -187,19 +175,25 @@ struct Consumer {
     }
   }
 
-  // Issues what a tile's U is made of: raw scores (unless cached) and raw E = P Kᵀ, or x Kᵀ in two parts. Two groups: the
-  // second is the last instruction alone, so that waiting for all but it says that the tensor cores are nearly free.
+  // Issues what a tile's U is made of: raw scores (unless cached) and raw E = P Kᵀ, or x Kᵀ in two parts.
   template <bool kOutput>
   __device__ __forceinline__ void issue_scores(Scores& scores, Scores& e, uint32_t position) const {
     const __half* keys = tile_at(position);
     if constexpr (!Config::kCached) product_transposed<kDim, kKeys>(scores, s.q[group], keys);
-    if constexpr (kOutput) {
-      product_transposed<kDim, kKeys>(e, reinterpret_cast<const __half*>(s.residual[group]), keys);
+    if constexpr (kOutput) product_transposed<kDim, kKeys>(e, reinterpret_cast<const __half*>(s.residual[group]), keys);
+    product_transposed<kDim, kKeys, kOutput>(e, s.p[group], keys);
+    mma_commit();
+  }
+
+  // E becomes U, not yet rounded, once the tile's products are there.
+  __device__ __forceinline__ void finish_scores(Scores& scores, Scores& e, Words& w, const Direction& d, int tile) const {
+    pin(e);
+    if constexpr (!Config::kCached) {
+      pin(scores);
+      mask(scores, tile);
+      make_weights<kKeys>(w, scores, rows);
     }
-    product_transposed<kDim, kKeys, kOutput, 0, kDim / 16 - 1>(e, s.p[group], keys);
-    mma_commit();
-    product_transposed<kDim, kKeys, kOutput, kDim / 16 - 1>(e, s.p[group], keys);
-    mma_commit();
+    weight_scores<kKeys>(e, w, d.scale, d.centre);
   }
 
   // acc = Σ U k over this warpgroup's live tiles (Σ S v in the output pass) and the row sums of the rounded U.
@@ -220,8 +214,6 @@ struct Consumer {
       if (!mine(tile)) {
         s.ring.wait(order.key(i));
         s.ring.release(order.key(i));
-        take_turn();
-        pass_turn();
         if (kOutput) {
           s.ring.wait(order.value(i));
           s.ring.release(order.value(i));
@@ -230,45 +222,40 @@ struct Consumer {
         ++i;
         continue;
       }
-      // A run of this warpgroup's tiles: while U K of one runs, the scores of the next are issued behind it.
+      // A run of this warpgroup's tiles. The next tile's scores go first, then this tile's U K: while the latter runs, the
+      // arithmetic on the scores that are already there hides behind it.
       Scores scores, e;
       Words u, w;
       if constexpr (!Config::kCached) define(scores);
       define(e);
       if constexpr (Config::kCached) Cache::load(w, cached_weights(tile));
       s.ring.wait(order.key(i));
-      take_turn();
       mma_fence();
       issue_scores<kOutput>(scores, e, order.key(i));
-      mma_wait<1>();
-      pass_turn();
+      mma_wait<0>();
+      if constexpr (kOutput) s.ring.release(order.key(i));
+      finish_scores(scores, e, w, d, tile);
       while (true) {
-        mma_wait<0>();
-        pin(e);
-        if constexpr (kOutput) s.ring.release(order.key(i));
-        if constexpr (!Config::kCached) {
-          pin(scores);
-          mask(scores, tile);
-          make_weights<kKeys>(w, scores, rows);
-        }
-        weight_scores<kKeys>(u, w, e, d.scale, d.centre, sums);
+        round_scores<kKeys>(u, e, sums);
         tile = map.next(tile + 1, tiles().count);
-        if (kOutput) s.ring.wait(order.value(i));
         pin(u);
         if (i + 1 >= live || !mine(tile)) break;
         if constexpr (Config::kCached) Cache::load(w, cached_weights(tile));
         s.ring.wait(order.key(i + 1));
-        take_turn();
+        if constexpr (kOutput) s.ring.wait(order.value(i));
         mma_fence();
+        issue_scores<kOutput>(scores, e, order.key(i + 1));
         product<kDim, kKeys>(acc, u, tile_at(last_position(i)));
         mma_commit();
-        issue_scores<kOutput>(scores, e, order.key(i + 1));
-        mma_wait<2>();
-        s.ring.release(last_position(i));
         mma_wait<1>();
-        pass_turn();
+        if constexpr (kOutput) s.ring.release(order.key(i + 1));
+        finish_scores(scores, e, w, d, tile);
+        mma_wait<0>();
+        pin(e);
+        s.ring.release(last_position(i));
         ++i;
       }
+      if constexpr (kOutput) s.ring.wait(order.value(i));
       mma_fence();
       product<kDim, kKeys>(acc, u, tile_at(last_position(i)));
       mma_commit();
@@ -286,8 +273,6 @@ struct Consumer {
     for (int i = 0; i < live; ++i) {
       s.ring.wait(order.key(i));
       s.ring.release(order.key(i));
-      take_turn();
-      pass_turn();
     }
     base = order.end();
   }
@@ -539,7 +524,6 @@ struct Consumer {
 
   template <class Item>
   __device__ __forceinline__ void take_items(const Item& run_item) {
-    if (Config::kTurns && group == 1) named_arrive(kTurnBarrier, 2 * kWarpgroup);  // the first turn is warpgroup 0's
     for (uint32_t turn = 0;; ++turn) {
       parity = turn & 1;
       s.item_full[parity].wait((turn >> 1) & 1);

@@ -50,6 +50,5 @@ struct alignas(1024) ForwardShared {
 
 // Named barriers of a block.
 inline constexpr int kGroupBarrier = 1;  // + warpgroup: its 128 threads
-inline constexpr int kTurnBarrier = 3;   // + warpgroup: it may issue products
 
 }  // namespace lla::cuda::sm90
