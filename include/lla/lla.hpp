@@ -18,9 +18,20 @@
 
 namespace lla {
 
-enum class DType : int32_t { none = LLA_DTYPE_NONE, f32 = LLA_F32, f64 = LLA_F64, bf16 = LLA_BF16, f16 = LLA_F16, i32 = LLA_I32 };
+enum class DType : int32_t {
+  none = LLA_DTYPE_NONE,
+  f32 = LLA_F32,
+  f64 = LLA_F64,
+  bf16 = LLA_BF16,
+  f16 = LLA_F16,
+  i32 = LLA_I32
+};
 enum class Solver : int32_t { automatic = LLA_SOLVER_AUTO, cg = LLA_SOLVER_CG, direct = LLA_SOLVER_DIRECT };
-enum class Weights : int32_t { automatic = LLA_WEIGHTS_AUTO, recompute = LLA_WEIGHTS_RECOMPUTE, cached = LLA_WEIGHTS_CACHED };
+enum class Weights : int32_t {
+  automatic = LLA_WEIGHTS_AUTO,
+  recompute = LLA_WEIGHTS_RECOMPUTE,
+  cached = LLA_WEIGHTS_CACHED
+};
 
 // Result of a call: a code and, when it failed, the reason.
 class [[nodiscard]] Status {
@@ -40,8 +51,8 @@ class [[nodiscard]] Status {
 using Tensor = lla_tensor;
 
 // A view with explicit strides, in elements. `cuda_device` < 0 means host memory.
-inline Tensor strided(const void* data, DType dtype, std::initializer_list<int64_t> size, std::initializer_list<int64_t> stride,
-                      int cuda_device = -1) {
+inline Tensor strided(const void* data, DType dtype, std::initializer_list<int64_t> size,
+                      std::initializer_list<int64_t> stride, int cuda_device = -1) {
   Tensor t{};
   t.data = const_cast<void*>(data);
   t.dtype = static_cast<int32_t>(dtype);
@@ -66,7 +77,9 @@ inline Tensor dense(const void* data, DType dtype, std::initializer_list<int64_t
   return t;
 }
 
-inline Tensor scalar(const void* data, DType dtype = DType::f32, int cuda_device = -1) { return dense(data, dtype, {}, cuda_device); }
+inline Tensor scalar(const void* data, DType dtype = DType::f32, int cuda_device = -1) {
+  return dense(data, dtype, {}, cuda_device);
+}
 
 struct Options : lla_options {
   Options() { lla_options_init(this); }
@@ -82,9 +95,15 @@ struct BackwardArgs : lla_backward_args {
 
 inline Status forward(const ForwardArgs& args) { return Status::last(lla_forward(&args)); }
 inline Status backward(const BackwardArgs& args) { return Status::last(lla_backward(&args)); }
-inline Status workspace_bytes(const ForwardArgs& args, size_t& bytes) { return Status::last(lla_forward_workspace(&args, &bytes)); }
-inline Status workspace_bytes(const BackwardArgs& args, size_t& bytes) { return Status::last(lla_backward_workspace(&args, &bytes)); }
-inline Status saved_size(const ForwardArgs& args, int64_t& elements) { return Status::last(lla_saved_size(&args, &elements)); }
+inline Status workspace_bytes(const ForwardArgs& args, size_t& bytes) {
+  return Status::last(lla_forward_workspace(&args, &bytes));
+}
+inline Status workspace_bytes(const BackwardArgs& args, size_t& bytes) {
+  return Status::last(lla_backward_workspace(&args, &bytes));
+}
+inline Status saved_size(const ForwardArgs& args, int64_t& elements) {
+  return Status::last(lla_saved_size(&args, &elements));
+}
 
 // Host workspace for calls on the CPU: sized for the arguments, attached to them, freed with this object.
 // When the arguments are bad it stays empty and the call itself reports why.
@@ -94,7 +113,7 @@ class Workspace {
   explicit Workspace(Args& args) {
     size_t bytes = 0;
     if (!workspace_bytes(args, bytes) || bytes == 0) return;
-    memory_.reset(static_cast<std::byte*>(::operator new(bytes, std::align_val_t{kAlignment})));
+    memory_.reset(static_cast<std::byte*>(::operator new (bytes, std::align_val_t{kAlignment})));
     args.workspace = memory_.get();
     args.workspace_bytes = bytes;
   }
@@ -102,7 +121,7 @@ class Workspace {
  private:
   static constexpr size_t kAlignment = 256;
   struct Free {
-    void operator()(std::byte* p) const { ::operator delete(p, std::align_val_t{kAlignment}); }
+    void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{kAlignment}); }
   };
   std::unique_ptr<std::byte, Free> memory_;
 };

@@ -105,7 +105,8 @@ Status run(const typename Pass::Args* args) {
   LLA_RETURN_IF_ERROR(prepare<Pass>(args, Pointers::required, call, plan));
   if (Pass::nothing_to_write(call.problem)) return {};
   if (call.workspace_bytes < plan.workspace_bytes) {
-    return {LLA_WORKSPACE_TOO_SMALL, cat("workspace: has ", call.workspace_bytes, " bytes, needs ", plan.workspace_bytes)};
+    return {LLA_WORKSPACE_TOO_SMALL,
+            cat("workspace: has ", call.workspace_bytes, " bytes, needs ", plan.workspace_bytes)};
   }
   if (plan.workspace_bytes > 0 && call.workspace == nullptr) {
     return invalid(cat("workspace: is null, but ", plan.workspace_bytes, " bytes are needed"));

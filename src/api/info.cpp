@@ -18,8 +18,8 @@ const Implementation* implementation(int32_t index) {
 std::string describe(const Machine& m) {
   const std::string cpu = cat("CPU: ", m.simd, ", ", m.threads, m.threads == 1 ? " thread" : " threads", "\n");
   if (!m.cuda.present) return cpu + cat("CUDA: none (", m.cuda.absent_reason, ")\n");
-  return cpu + cat("CUDA: ", m.cuda.name, ", sm_", m.cuda.arch, ", ", m.cuda.multiprocessors, " multiprocessors, ", m.cuda.l2_bytes >> 20,
-                   " MiB L2\n");
+  return cpu + cat("CUDA: ", m.cuda.name, ", sm_", m.cuda.arch, ", ", m.cuda.multiprocessors, " multiprocessors, ",
+                   m.cuda.l2_bytes >> 20, " MiB L2\n");
 }
 
 }  // namespace

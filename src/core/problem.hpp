@@ -1,4 +1,5 @@
-// The canonical description of one call. validate/ makes it from the public arguments; planner and kernels read only this.
+// The canonical description of one call. validate/ makes it from the public arguments; planner and kernels read only
+// this.
 #pragma once
 
 #include <algorithm>
@@ -37,10 +38,10 @@ struct Problem {
   DType dtype = DType::f32;      // q, k, v
   DType out_dtype = DType::f32;  // o, or the gradients of q, k, v, x
   bool packed = false;
-  int64_t batch = 0;        // sequences
-  int64_t seqlen_q = 0;     // longest sequence when packed
+  int64_t batch = 0;     // sequences
+  int64_t seqlen_q = 0;  // longest sequence when packed
   int64_t seqlen_k = 0;
-  int64_t total_q = 0;      // rows of q over all sequences: batch * seqlen_q unless packed
+  int64_t total_q = 0;  // rows of q over all sequences: batch * seqlen_q unless packed
   int64_t total_k = 0;
   int64_t heads_q = 0;
   int64_t heads_kv = 0;
@@ -54,7 +55,7 @@ struct Problem {
   Solver solver = Solver::automatic;
   Weights weights = Weights::automatic;
   int64_t cached_weights_limit = int64_t{1} << 30;
-  bool dense_rows = true;    // every row of q, k, v, o is contiguous and 16-byte aligned, with 16-byte strides
+  bool dense_rows = true;  // every row of q, k, v, o is contiguous and 16-byte aligned, with 16-byte strides
 
   constexpr bool given_x() const { return ridge == RidgeShape::none; }
   constexpr int64_t group() const { return heads_kv > 0 ? heads_q / heads_kv : 1; }  // without heads: any

@@ -52,7 +52,7 @@ inline Status invalid(const std::string& message) { return {LLA_INVALID_ARGUMENT
 }  // namespace lla::core
 
 // Returns the status of an expression from the enclosing function when it is a failure.
-#define LLA_RETURN_IF_ERROR(expression)                  \
-  do {                                                   \
+#define LLA_RETURN_IF_ERROR(expression)                                 \
+  do {                                                                  \
     if (::lla::Status status_ = (expression); !status_) return status_; \
   } while (false)

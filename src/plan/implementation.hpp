@@ -18,9 +18,9 @@ struct Plan {
   size_t workspace_bytes = 0;
   Solver solver = Solver::cg;
   bool cached_weights = false;
-  int block_rows = 0;  // queries per block
-  int block_keys = 0;  // keys per tile
-  int workers = 0;     // threads, or resident CUDA blocks
+  int block_rows = 0;                                      // queries per block
+  int block_keys = 0;                                      // keys per tile
+  int workers = 0;                                         // threads, or resident CUDA blocks
   std::vector<std::pair<std::string, std::string>> notes;  // what else a reader wants to know
 
   std::string text() const;  // one line per decision

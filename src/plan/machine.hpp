@@ -1,4 +1,5 @@
-// What the planner may know of a machine. A plain value, so that any machine's plan can be made and tested on any other.
+// What the planner may know of a machine. A plain value, so that any machine's plan can be made and tested on any
+// other.
 #pragma once
 
 #include <cstdint>

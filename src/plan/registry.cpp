@@ -2,19 +2,19 @@
 #include <cstring>
 
 #include "core/text.hpp"
-#include "plan/implementation.hpp"
 #include "plan/backends.hpp"
+#include "plan/implementation.hpp"
 
 namespace lla::core {
 
 const std::vector<const Implementation*>& implementations() {
   static const std::vector<const Implementation*> list = {
 #if LLA_HAVE_CUDA
-      &cuda::sm90::implementation,
-      &cuda::portable::implementation,
+    &cuda::sm90::implementation,
+    &cuda::portable::implementation,
 #endif
-      &cpu::implementation,
-      &reference::implementation,
+    &cpu::implementation,
+    &reference::implementation,
   };
   return list;
 }
@@ -50,7 +50,8 @@ Status make_plan(const Problem& p, const Machine& m, const char* wanted, Plan& p
     }
     reasons += cat(reasons.empty() ? "" : "; ", i->name, ": ", reason);
   }
-  if (!known) return invalid(cat("options.implementation: \"", wanted, "\" is not in this build, which has ", known_names()));
+  if (!known)
+    return invalid(cat("options.implementation: \"", wanted, "\" is not in this build, which has ", known_names()));
   if (p.device == Device::cuda && !m.cuda.present) reasons += cat("; no CUDA device: ", m.cuda.absent_reason);
   return {LLA_UNSUPPORTED, "no implementation takes this problem (" + reasons + ")"};
 }
@@ -66,9 +67,9 @@ std::string explain(const Problem& p, const Machine& m) {
 
 std::string Plan::text() const {
   const auto solver_name = solver == Solver::cg ? "cg" : solver == Solver::direct ? "direct" : "auto";
-  std::string out = cat("implementation: ", implementation->name, "\nworkspace: ", workspace_bytes, " bytes\nsolver: ", solver_name,
-                        "\nweights: ", cached_weights ? "cached" : "recomputed", "\nblock: ", block_rows, " queries x ", block_keys,
-                        " keys\nworkers: ", workers, "\n");
+  std::string out = cat("implementation: ", implementation->name, "\nworkspace: ", workspace_bytes,
+                        " bytes\nsolver: ", solver_name, "\nweights: ", cached_weights ? "cached" : "recomputed",
+                        "\nblock: ", block_rows, " queries x ", block_keys, " keys\nworkers: ", workers, "\n");
   for (const auto& [key, value] : notes) out += key + ": " + value + "\n";
   return out;
 }

@@ -38,19 +38,24 @@ bool fits(const Tensor& t) {
 
 Status check_view(const NamedTensor& arg, Pointers pointers) {
   const Tensor& t = arg.tensor;
-  if (t.dtype < LLA_F32 || t.dtype > LLA_I32) return invalid(cat(arg.name, ": dtype ", t.dtype, " is not an lla_dtype"));
+  if (t.dtype < LLA_F32 || t.dtype > LLA_I32)
+    return invalid(cat(arg.name, ": dtype ", t.dtype, " is not an lla_dtype"));
   if (t.device_type != LLA_CPU && t.device_type != LLA_CUDA) {
     return invalid(cat(arg.name, ": device_type ", t.device_type, " is neither LLA_CPU nor LLA_CUDA"));
   }
   if (t.device_index < 0 || (t.device_type == LLA_CPU && t.device_index != 0)) {
     return invalid(cat(arg.name, ": device_index ", t.device_index, " does not exist"));
   }
-  if (t.ndim < 0 || t.ndim > LLA_MAX_DIMS) return invalid(cat(arg.name, ": ndim is ", t.ndim, ", must be 0 to ", LLA_MAX_DIMS));
+  if (t.ndim < 0 || t.ndim > LLA_MAX_DIMS)
+    return invalid(cat(arg.name, ": ndim is ", t.ndim, ", must be 0 to ", LLA_MAX_DIMS));
   for (int i = 0; i < t.ndim; ++i) {
-    if (t.size[i] < 0) return invalid(cat(arg.name, ": size of dimension ", i, " is ", t.size[i], ", must not be negative"));
-    if (t.stride[i] < 0) return invalid(cat(arg.name, ": stride of dimension ", i, " is ", t.stride[i], ", must not be negative"));
+    if (t.size[i] < 0)
+      return invalid(cat(arg.name, ": size of dimension ", i, " is ", t.size[i], ", must not be negative"));
+    if (t.stride[i] < 0)
+      return invalid(cat(arg.name, ": stride of dimension ", i, " is ", t.stride[i], ", must not be negative"));
   }
-  if (!fits(t)) return invalid(cat(arg.name, ": shape ", shape_text(t), " with its strides spans more bytes than int64 can count"));
+  if (!fits(t))
+    return invalid(cat(arg.name, ": shape ", shape_text(t), " with its strides spans more bytes than int64 can count"));
   if (pointers == Pointers::required && t.data == nullptr && !empty(t)) {
     return invalid(cat(arg.name, ": data is null but the shape ", shape_text(t), " is not empty"));
   }
@@ -73,8 +78,8 @@ Status check_writable(const NamedTensor& arg) {
   int64_t reach = 0;
   for (const int d : order) {
     if (t.stride[d] <= reach) {
-      return invalid(cat(arg.name, ": is written to, but stride ", t.stride[d], " of dimension ", d, " makes its elements overlap (needs more than ",
-                         reach, ")"));
+      return invalid(cat(arg.name, ": is written to, but stride ", t.stride[d], " of dimension ", d,
+                         " makes its elements overlap (needs more than ", reach, ")"));
     }
     reach += (t.size[d] - 1) * t.stride[d];
   }
@@ -89,7 +94,8 @@ Status check_dtype(const NamedTensor& arg, std::initializer_list<DType> allowed,
 
 Status check_shape(const NamedTensor& arg, std::initializer_list<int64_t> expected, const std::string& meaning) {
   const Tensor& t = arg.tensor;
-  if (t.ndim == static_cast<int32_t>(expected.size()) && std::equal(expected.begin(), expected.end(), t.size)) return {};
+  if (t.ndim == static_cast<int32_t>(expected.size()) && std::equal(expected.begin(), expected.end(), t.size))
+    return {};
   Tensor want{};
   want.ndim = static_cast<int32_t>(expected.size());
   std::copy(expected.begin(), expected.end(), want.size);
@@ -102,7 +108,8 @@ Status check_contiguous(const NamedTensor& arg) {
   int64_t stride = 1;
   for (int i = t.ndim - 1; i >= 0; --i) {
     if (t.size[i] != 1 && t.stride[i] != stride) {
-      return invalid(cat(arg.name, ": must be dense, but stride of dimension ", i, " is ", t.stride[i], " instead of ", stride));
+      return invalid(
+          cat(arg.name, ": must be dense, but stride of dimension ", i, " is ", t.stride[i], " instead of ", stride));
     }
     stride *= t.size[i];
   }

@@ -13,17 +13,25 @@ namespace {
 
 Status read_options(const lla_options& o, Problem& p) {
   if (o.struct_size != sizeof(lla_options)) {
-    return invalid(cat("options: struct_size is ", o.struct_size, ", this library's is ", sizeof(lla_options), " (use lla_options_init)"));
+    return invalid(cat("options: struct_size is ", o.struct_size, ", this library's is ", sizeof(lla_options),
+                       " (use lla_options_init)"));
   }
   if (std::isinf(o.scale)) return invalid(cat("options.scale: ", o.scale, " is not finite"));
-  if (!(o.tolerance >= 0) || std::isinf(o.tolerance)) return invalid(cat("options.tolerance: ", o.tolerance, " must be finite and at least 0"));
-  if (o.window_left < -1) return invalid(cat("options.window_left: ", o.window_left, " must be -1 (unbounded) or at least 0"));
-  if (o.window_right < -1) return invalid(cat("options.window_right: ", o.window_right, " must be -1 (unbounded) or at least 0"));
-  if (o.cached_weights_limit < 0) return invalid(cat("options.cached_weights_limit: ", o.cached_weights_limit, " must be at least 0"));
+  if (!(o.tolerance >= 0) || std::isinf(o.tolerance))
+    return invalid(cat("options.tolerance: ", o.tolerance, " must be finite and at least 0"));
+  if (o.window_left < -1)
+    return invalid(cat("options.window_left: ", o.window_left, " must be -1 (unbounded) or at least 0"));
+  if (o.window_right < -1)
+    return invalid(cat("options.window_right: ", o.window_right, " must be -1 (unbounded) or at least 0"));
+  if (o.cached_weights_limit < 0)
+    return invalid(cat("options.cached_weights_limit: ", o.cached_weights_limit, " must be at least 0"));
   if (o.causal != 0 && o.causal != 1) return invalid(cat("options.causal: ", o.causal, " must be 0 or 1"));
-  if (o.max_iterations < 0) return invalid(cat("options.max_iterations: ", o.max_iterations, " must be at least 0 (0: the default)"));
-  if (o.solver < LLA_SOLVER_AUTO || o.solver > LLA_SOLVER_DIRECT) return invalid(cat("options.solver: ", o.solver, " is not an lla_solver"));
-  if (o.weights < LLA_WEIGHTS_AUTO || o.weights > LLA_WEIGHTS_CACHED) return invalid(cat("options.weights: ", o.weights, " is not an lla_weights"));
+  if (o.max_iterations < 0)
+    return invalid(cat("options.max_iterations: ", o.max_iterations, " must be at least 0 (0: the default)"));
+  if (o.solver < LLA_SOLVER_AUTO || o.solver > LLA_SOLVER_DIRECT)
+    return invalid(cat("options.solver: ", o.solver, " is not an lla_solver"));
+  if (o.weights < LLA_WEIGHTS_AUTO || o.weights > LLA_WEIGHTS_CACHED)
+    return invalid(cat("options.weights: ", o.weights, " is not an lla_weights"));
   p.scale = std::isnan(o.scale) ? 1 / std::sqrt(static_cast<double>(p.dim)) : o.scale;
   p.tolerance = o.tolerance;
   p.mask.left = o.window_left;
@@ -58,11 +66,14 @@ bool has_dense_rows(const Tensor& t) {
 Status same_device(const NamedTensor& arg, const Tensor& q) {
   const Tensor& t = arg.tensor;
   if (t.device_type == q.device_type && t.device_index == q.device_index) return {};
-  const auto text = [](const Tensor& x) { return x.device_type == LLA_CPU ? std::string("cpu") : cat("cuda:", x.device_index); };
+  const auto text = [](const Tensor& x) {
+    return x.device_type == LLA_CPU ? std::string("cpu") : cat("cuda:", x.device_index);
+  };
   return invalid(cat(arg.name, ": is on ", text(t), ", but q is on ", text(q)));
 }
 
-// Two tensors that are written, or one written and one read, must not start at the same address. (Interleaved views are fine.)
+// Two tensors that are written, or one written and one read, must not start at the same address. (Interleaved views are
+// fine.)
 Status distinct(const std::vector<NamedTensor>& inputs, const std::vector<NamedTensor>& outputs) {
   for (size_t i = 0; i < outputs.size(); ++i) {
     const NamedTensor& out = outputs[i];
@@ -74,7 +85,8 @@ Status distinct(const std::vector<NamedTensor>& inputs, const std::vector<NamedT
       if (clash(in)) return invalid(cat(out.name, ": is written to, but starts at the same address as ", in.name));
     }
     for (size_t j = 0; j < i; ++j) {
-      if (clash(outputs[j])) return invalid(cat(out.name, ": is written to, but starts at the same address as ", outputs[j].name));
+      if (clash(outputs[j]))
+        return invalid(cat(out.name, ": is written to, but starts at the same address as ", outputs[j].name));
     }
   }
   return {};
@@ -88,19 +100,24 @@ Status check_cu_seqlens(const NamedTensor& arg, int64_t total, const char* longe
   const int64_t n = arg.tensor.size[0];
   if (cu[0] != 0) return invalid(cat(arg.name, ": must start at 0, but starts at ", cu[0]));
   for (int64_t i = 1; i < n; ++i) {
-    if (cu[i] < cu[i - 1]) return invalid(cat(arg.name, ": must not decrease, but entry ", i, " is ", cu[i], " after ", cu[i - 1]));
+    if (cu[i] < cu[i - 1])
+      return invalid(cat(arg.name, ": must not decrease, but entry ", i, " is ", cu[i], " after ", cu[i - 1]));
     if (cu[i] - cu[i - 1] > longest) {
-      return invalid(cat(arg.name, ": sequence ", i - 1, " has length ", cu[i] - cu[i - 1], ", more than ", longest_name, " = ", longest));
+      return invalid(cat(arg.name, ": sequence ", i - 1, " has length ", cu[i] - cu[i - 1], ", more than ",
+                         longest_name, " = ", longest));
     }
   }
-  if (cu[n - 1] > total) return invalid(cat(arg.name, ": ends at ", cu[n - 1], ", beyond the ", total, " rows of the packed tensor"));
+  if (cu[n - 1] > total)
+    return invalid(cat(arg.name, ": ends at ", cu[n - 1], ", beyond the ", total, " rows of the packed tensor"));
   return {};
 }
 
 template <class Args>
 Status read_packing(const Args& a, Pointers pointers, Problem& p) {
-  for (const NamedTensor& cu : {NamedTensor{"cu_seqlens_q", a.cu_seqlens_q}, NamedTensor{"cu_seqlens_k", a.cu_seqlens_k}}) {
-    if (!present(cu.tensor)) return invalid(cat(cu.name, ": is absent, but the other cu_seqlens is given; give both or none"));
+  for (const NamedTensor& cu :
+       {NamedTensor{"cu_seqlens_q", a.cu_seqlens_q}, NamedTensor{"cu_seqlens_k", a.cu_seqlens_k}}) {
+    if (!present(cu.tensor))
+      return invalid(cat(cu.name, ": is absent, but the other cu_seqlens is given; give both or none"));
     LLA_RETURN_IF_ERROR(check_view(cu, pointers));
     LLA_RETURN_IF_ERROR(check_dtype(cu, {DType::i32}, "i32"));
     if (cu.tensor.ndim != 1 || cu.tensor.size[0] < 1) {
@@ -110,7 +127,8 @@ Status read_packing(const Args& a, Pointers pointers, Problem& p) {
     LLA_RETURN_IF_ERROR(same_device(cu, a.q));
   }
   if (a.cu_seqlens_q.size[0] != a.cu_seqlens_k.size[0]) {
-    return invalid(cat("cu_seqlens_k: has ", a.cu_seqlens_k.size[0], " entries, but cu_seqlens_q has ", a.cu_seqlens_q.size[0]));
+    return invalid(
+        cat("cu_seqlens_k: has ", a.cu_seqlens_k.size[0], " entries, but cu_seqlens_q has ", a.cu_seqlens_q.size[0]));
   }
   if (a.max_seqlen_q < 0) return invalid(cat("max_seqlen_q: ", a.max_seqlen_q, " must be at least 0 (0: unknown)"));
   if (a.max_seqlen_k < 0) return invalid(cat("max_seqlen_k: ", a.max_seqlen_k, " must be at least 0 (0: unknown)"));
@@ -125,19 +143,21 @@ Status read_packing(const Args& a, Pointers pointers, Problem& p) {
   return {};
 }
 
-// Row and key counts, and the vectors kept for them, must be countable even where a zero dimension makes each tensor empty.
+// Row and key counts, and the vectors kept for them, must be countable even where a zero dimension makes each tensor
+// empty.
 Status check_countable(const Problem& p) {
   const auto overflows = [](std::initializer_list<int64_t> factors) {
     int64_t product = 8;
-    return std::any_of(factors.begin(), factors.end(), [&](int64_t f) { return __builtin_mul_overflow(product, f, &product); });
+    return std::any_of(factors.begin(), factors.end(),
+                       [&](int64_t f) { return __builtin_mul_overflow(product, f, &product); });
   };
   int64_t channels;
   if (__builtin_add_overflow(p.dim, p.value_dim, &channels) || overflows({4, channels}) ||
       overflows({p.batch, p.seqlen_q}) || overflows({p.batch, p.seqlen_k}) ||
       overflows({4, p.packed ? p.total_q : p.batch * p.seqlen_q, p.heads_q, channels}) ||
       overflows({4, p.packed ? p.total_k : p.batch * p.seqlen_k, p.heads_kv, channels})) {
-    return invalid(cat("q: sizes B = ", p.batch, ", Lq = ", p.seqlen_q, ", Hq = ", p.heads_q, ", D = ", p.dim, " (k: Lk = ", p.seqlen_k,
-                       ", Hkv = ", p.heads_kv, ") multiply to more than int64 can count"));
+    return invalid(cat("q: sizes B = ", p.batch, ", Lq = ", p.seqlen_q, ", Hq = ", p.heads_q, ", D = ", p.dim,
+                       " (k: Lk = ", p.seqlen_k, ", Hkv = ", p.heads_kv, ") multiply to more than int64 can count"));
   }
   return {};
 }
@@ -179,8 +199,10 @@ Status read_ridge(const Tensor& ridge, const Problem& p, RidgeShape& shape, Oper
     shape = RidgeShape::dimension;
     std::copy(ridge.stride, ridge.stride + token_dims + 1, out.stride + (3 - token_dims));
   } else {
-    const std::string token = p.packed ? cat("(", p.total_q, ", ", p.heads_q) : cat("(", p.batch, ", ", p.seqlen_q, ", ", p.heads_q);
-    return invalid(cat("ridge: shape is ", shape_text(ridge), ", must be (), (", p.heads_q, "), ", token, ") or ", token, ", ", p.dim, ")"));
+    const std::string token =
+        p.packed ? cat("(", p.total_q, ", ", p.heads_q) : cat("(", p.batch, ", ", p.seqlen_q, ", ", p.heads_q);
+    return invalid(cat("ridge: shape is ", shape_text(ridge), ", must be (), (", p.heads_q, "), ", token, ") or ",
+                       token, ", ", p.dim, ")"));
   }
   return {};
 }
@@ -219,7 +241,8 @@ Status read_inputs(const Args& a, Pointers pointers, Call& call) {
     LLA_RETURN_IF_ERROR(read_packing(a, pointers, p));
   } else {
     if (a.max_seqlen_q != 0 || a.max_seqlen_k != 0) {
-      return invalid(cat("max_seqlen_", a.max_seqlen_q != 0 ? "q: " : "k: ", a.max_seqlen_q != 0 ? a.max_seqlen_q : a.max_seqlen_k,
+      return invalid(cat("max_seqlen_",
+                         a.max_seqlen_q != 0 ? "q: " : "k: ", a.max_seqlen_q != 0 ? a.max_seqlen_q : a.max_seqlen_k,
                          " is given without cu_seqlens; it belongs to packed sequences only"));
     }
     p.batch = a.q.size[0];
@@ -236,12 +259,14 @@ Status read_inputs(const Args& a, Pointers pointers, Call& call) {
   LLA_RETURN_IF_ERROR(check_keys(k, p, p.dim, "D"));
   LLA_RETURN_IF_ERROR(check_keys(v, p, p.value_dim, "Dv"));
   if ((p.heads_kv == 0) != (p.heads_q == 0) || (p.heads_kv > 0 && p.heads_q % p.heads_kv != 0)) {
-    return invalid(cat("k: has ", p.heads_kv, " heads, but q has ", p.heads_q, ", which must be a multiple (and 0 only of 0)"));
+    return invalid(
+        cat("k: has ", p.heads_kv, " heads, but q has ", p.heads_q, ", which must be a multiple (and 0 only of 0)"));
   }
   LLA_RETURN_IF_ERROR(read_options(a.options, p));
 
   if (present(a.ridge) == present(a.x)) {
-    return invalid(present(a.ridge) ? "x: is given together with ridge; give exactly one" : "ridge: is absent, and so is x; give exactly one");
+    return invalid(present(a.ridge) ? "x: is given together with ridge; give exactly one"
+                                    : "ridge: is absent, and so is x; give exactly one");
   }
   const NamedTensor ridge_or_x = present(a.ridge) ? NamedTensor{"ridge", a.ridge} : NamedTensor{"x", a.x};
   LLA_RETURN_IF_ERROR(check_view(ridge_or_x, pointers));
@@ -276,7 +301,8 @@ Status check_float_tensor(const NamedTensor& t, const Problem& p, const Tensor& 
 
 template <class Args>
 Status read_row_outputs(const Args& a, Pointers pointers, const Problem& p, RowOutputs& info) {
-  for (const NamedTensor& t : {NamedTensor{"iterations", a.iterations}, NamedTensor{"residual", a.residual}, NamedTensor{"row_status", a.row_status}}) {
+  for (const NamedTensor& t : {NamedTensor{"iterations", a.iterations}, NamedTensor{"residual", a.residual},
+                               NamedTensor{"row_status", a.row_status}}) {
     if (!present(t.tensor)) continue;
     LLA_RETURN_IF_ERROR(check_view(t, pointers));
     LLA_RETURN_IF_ERROR(same_device(t, a.q));
@@ -289,7 +315,8 @@ Status read_row_outputs(const Args& a, Pointers pointers, const Problem& p, RowO
     }
     LLA_RETURN_IF_ERROR(check_contiguous(t));
   }
-  info = {static_cast<int32_t*>(a.iterations.data), static_cast<float*>(a.residual.data), static_cast<int32_t*>(a.row_status.data)};
+  info = {static_cast<int32_t*>(a.iterations.data), static_cast<float*>(a.residual.data),
+          static_cast<int32_t*>(a.row_status.data)};
   return {};
 }
 
@@ -306,12 +333,19 @@ Status check_saved(const Tensor& saved, const Tensor& q, const Problem& p, Point
 template <class Args>
 Status check_struct(const Args& a, const char* init) {
   if (a.struct_size == sizeof(Args)) return {};
-  return invalid(cat("args: struct_size is ", a.struct_size, ", this library's is ", sizeof(Args), " (use ", init, ")"));
+  return invalid(
+      cat("args: struct_size is ", a.struct_size, ", this library's is ", sizeof(Args), " (use ", init, ")"));
 }
 
 template <class Args>
 std::vector<NamedTensor> inputs_of(const Args& a) {
-  return {{"q", a.q}, {"k", a.k}, {"v", a.v}, {"ridge", a.ridge}, {"x", a.x}, {"cu_seqlens_q", a.cu_seqlens_q}, {"cu_seqlens_k", a.cu_seqlens_k}};
+  return {{"q", a.q},
+          {"k", a.k},
+          {"v", a.v},
+          {"ridge", a.ridge},
+          {"x", a.x},
+          {"cu_seqlens_q", a.cu_seqlens_q},
+          {"cu_seqlens_k", a.cu_seqlens_k}};
 }
 
 }  // namespace
@@ -334,7 +368,9 @@ Status validate(const lla_forward_args& a, Pointers pointers, ForwardCall& call)
   if (present(a.saved)) LLA_RETURN_IF_ERROR(check_saved(a.saved, a.q, p, pointers));
   call.saved = a.saved.data;
   LLA_RETURN_IF_ERROR(read_row_outputs(a, pointers, p, call.info));
-  return distinct(inputs_of(a), {o, {"saved", a.saved}, {"iterations", a.iterations}, {"residual", a.residual}, {"row_status", a.row_status}});
+  return distinct(
+      inputs_of(a),
+      {o, {"saved", a.saved}, {"iterations", a.iterations}, {"residual", a.residual}, {"row_status", a.row_status}});
 }
 
 Status validate(const lla_backward_args& a, Pointers pointers, BackwardCall& call) {
@@ -389,7 +425,9 @@ Status validate(const lla_backward_args& a, Pointers pointers, BackwardCall& cal
   std::vector<NamedTensor> inputs = inputs_of(a);
   inputs.push_back({"saved", a.saved});
   inputs.push_back(grad_o);
-  return distinct(inputs, {dq, dk, dv, dx, dridge, {"iterations", a.iterations}, {"residual", a.residual}, {"row_status", a.row_status}});
+  return distinct(
+      inputs,
+      {dq, dk, dv, dx, dridge, {"iterations", a.iterations}, {"residual", a.residual}, {"row_status", a.row_status}});
 }
 
 }  // namespace lla::core

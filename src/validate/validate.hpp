@@ -1,4 +1,5 @@
-// The only place where arguments are checked. What passes here is a legal problem; whether an implementation takes it is the planner's word.
+// The only place where arguments are checked. What passes here is a legal problem; whether an implementation takes it
+// is the planner's word.
 #pragma once
 
 #include "core/problem.hpp"

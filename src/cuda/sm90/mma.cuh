@@ -38,8 +38,8 @@ __device__ __forceinline__ void pin(uint32_t (&registers)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
 }
 
-// A product that overwrites its registers still names them as inputs. Left undefined before it, they would count as in use
-// from the kernel's start on.
+// A product that overwrites its registers still names them as inputs. Left undefined before it, they would count as in
+// use from the kernel's start on.
 template <int kCount>
 __device__ __forceinline__ void define(float (&registers)[kCount]) {
 #pragma unroll
@@ -75,8 +75,8 @@ __device__ __forceinline__ void issue_ss(float (&c)[kCount], uint64_t a, uint64_
   Instruction::fma(a, b, c[kIndex]..., scale);
 }
 template <class Instruction, int kCount, size_t... kIndex>
-__device__ __forceinline__ void issue_rs(float (&c)[kCount], const uint32_t* a, uint64_t b, std::index_sequence<kIndex...>,
-                                         ScaleOut scale = ScaleOut::One) {
+__device__ __forceinline__ void issue_rs(float (&c)[kCount], const uint32_t* a, uint64_t b,
+                                         std::index_sequence<kIndex...>, ScaleOut scale = ScaleOut::One) {
   Instruction::fma(a[0], a[1], a[2], a[3], b, c[kIndex]..., scale);
 }
 
@@ -108,7 +108,8 @@ __device__ __forceinline__ void product_transposed(float (&c)[kColumns / 2], con
 
 // The same with A in registers (4 words per 16 columns).
 template <int kDim, int kColumns>
-__device__ __forceinline__ void product_transposed(float (&c)[kColumns / 2], const uint32_t (&a)[kDim / 4], const __half* b) {
+__device__ __forceinline__ void product_transposed(float (&c)[kColumns / 2], const uint32_t (&a)[kDim / 4],
+                                                   const __half* b) {
   using Instruction = typename detail::Atom<kColumns, detail::Major::K>::RS;
   const uint64_t db = detail::descriptor(b, 16);
 #pragma unroll

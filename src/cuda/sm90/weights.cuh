@@ -39,7 +39,8 @@ __device__ __forceinline__ void mask_scores(float (&scores)[kKeys / 2], const Pa
 template <int kKeys>
 __device__ __forceinline__ void exponentiate_scores(float (&scores)[kKeys / 2], const RowLogits& rows) {
 #pragma unroll
-  for (int e = 0; e < kKeys / 2; ++e) scores[e] = exp2_fast(fmaf(scores[e], rows.scale[row_of(e)], rows.shift[row_of(e)]));
+  for (int e = 0; e < kKeys / 2; ++e)
+    scores[e] = exp2_fast(fmaf(scores[e], rows.scale[row_of(e)], rows.shift[row_of(e)]));
 }
 template <int kKeys>
 __device__ __forceinline__ void pack_weights(uint32_t (&weights)[kKeys / 4], const float (&scores)[kKeys / 2]) {
@@ -47,7 +48,8 @@ __device__ __forceinline__ void pack_weights(uint32_t (&weights)[kKeys / 4], con
   for (int i = 0; i < kKeys / 4; ++i) weights[i] = pack(scores[2 * i], scores[2 * i + 1]);
 }
 template <int kKeys>
-__device__ __forceinline__ void make_weights(uint32_t (&weights)[kKeys / 4], float (&scores)[kKeys / 2], const RowLogits& rows) {
+__device__ __forceinline__ void make_weights(uint32_t (&weights)[kKeys / 4], float (&scores)[kKeys / 2],
+                                             const RowLogits& rows) {
   exponentiate_scores<kKeys>(scores, rows);
   pack_weights<kKeys>(weights, scores);
 }
@@ -76,7 +78,8 @@ __device__ __forceinline__ void weight_scores(float (&e)[kKeys / 2], const uint3
 
 // U as fp16, its rounded row sums added to `sums`.
 template <int kKeys>
-__device__ __forceinline__ void round_scores(uint32_t (&products)[kKeys / 4], const float (&u)[kKeys / 2], Pair<float>& sums) {
+__device__ __forceinline__ void round_scores(uint32_t (&products)[kKeys / 4], const float (&u)[kKeys / 2],
+                                             Pair<float>& sums) {
 #pragma unroll
   for (int i = 0; i < kKeys / 4; ++i) {
     products[i] = pack(u[2 * i], u[2 * i + 1]);
@@ -85,8 +88,8 @@ __device__ __forceinline__ void round_scores(uint32_t (&products)[kKeys / 4], co
   }
 }
 
-// Cached weights of a resident block: tile by tile, each warpgroup's 16-key slabs, 16 bytes a thread, written and read by
-// the same thread.
+// Cached weights of a resident block: tile by tile, each warpgroup's 16-key slabs, 16 bytes a thread, written and read
+// by the same thread.
 template <int kKeys>
 struct WeightCache {
   static constexpr int kSlabs = kKeys / 16;

@@ -33,7 +33,8 @@ struct Consumer {
   __device__ __forceinline__ static Lane own_lane() { return Lane(threadIdx.x % kWarpgroup); }
   // This warpgroup's part of a vector in the resident block's scratch.
   __device__ __forceinline__ float* section(int which) const {
-    return p.scratch + blockIdx.x * p.scratch_stride + which * (2 * Fragment<kDim>::kElements) + group * Fragment<kDim>::kElements;
+    return p.scratch + blockIdx.x * p.scratch_stride + which * (2 * Fragment<kDim>::kElements) +
+           group * Fragment<kDim>::kElements;
   }
   __device__ __forceinline__ float4* row_state() const {
     return reinterpret_cast<float4*>(p.scratch + blockIdx.x * p.scratch_stride +
@@ -51,7 +52,8 @@ struct Consumer {
 
   __device__ __forceinline__ void visible(Pair<KeyRange>& keys, const Lane& lane) const {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) keys[r] = visible_keys(p.shape, int64_t{tiles().diagonal} + lane.row + 8 * r, tiles().length_k);
+    for (int r = 0; r < 2; ++r)
+      keys[r] = visible_keys(p.shape, int64_t{tiles().diagonal} + lane.row + 8 * r, tiles().length_k);
   }
   __device__ __forceinline__ void mask(Scores& scores, int tile) const {
     const int key = (tiles().first + tile) * kKeys;
@@ -186,7 +188,8 @@ struct Consumer {
   }
 
   // E becomes U, not yet rounded, once the tile's products are there.
-  __device__ __forceinline__ void finish_scores(Scores& scores, Scores& e, Words& w, const Direction& d, int tile) const {
+  __device__ __forceinline__ void finish_scores(Scores& scores, Scores& e, Words& w, const Direction& d,
+                                                int tile) const {
     pin(e);
     if constexpr (!Config::kCached) {
       pin(scores);
@@ -197,7 +200,8 @@ struct Consumer {
   }
 
   // acc = Σ U k over this warpgroup's live tiles (Σ S v in the output pass) and the row sums of the rounded U.
-  // Nothing is in flight when it returns: products that cross the end of a loop make the compiler serialise all of them.
+  // Nothing is in flight when it returns: products that cross the end of a loop make the compiler serialise all of
+  // them.
   template <bool kOutput>
   __device__ __forceinline__ void weighted_pass(Vector& acc, Pair<float>& sums, const Direction& d, int live) {
     const LiveTiles<Config::kLiveWords>& map = s.live[parity];
@@ -206,7 +210,8 @@ struct Consumer {
     for (int e = 0; e < kDim / 2; ++e) acc[e] = 0;
     sums[0] = sums[1] = 0;
     const auto mine = [&](int tile) {
-      return tile < Config::kLiveWords * 32 ? map.group(group, tile) : tile >= tiles().own.begin && tile < tiles().own.end;
+      return tile < Config::kLiveWords * 32 ? map.group(group, tile)
+                                            : tile >= tiles().own.begin && tile < tiles().own.end;
     };
     const auto last_position = [&](int i) { return kOutput ? order.value(i) : order.key(i); };
     int i = 0, tile = map.next(0, tiles().count);
@@ -222,8 +227,8 @@ struct Consumer {
         ++i;
         continue;
       }
-      // A run of this warpgroup's tiles. The next tile's scores go first, then this tile's U K: while the latter runs, the
-      // arithmetic on the scores that are already there hides behind it.
+      // A run of this warpgroup's tiles. The next tile's scores go first, then this tile's U K: while the latter runs,
+      // the arithmetic on the scores that are already there hides behind it.
       Scores scores, e;
       Words u, w;
       if constexpr (!Config::kCached) define(scores);
@@ -277,8 +282,8 @@ struct Consumer {
     base = order.end();
   }
 
-  // Tells the producer and the other warpgroup whether this one needs another pass. Also orders the direction just written
-  // before the products that read it.
+  // Tells the producer and the other warpgroup whether this one needs another pass. Also orders the direction just
+  // written before the products that read it.
   __device__ __forceinline__ bool publish(bool active) {
     fence_async_proxy();
     const bool more = named_any(kGroupBarrier + group, kWarpgroup, active);
@@ -307,16 +312,19 @@ struct Consumer {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       sums[r] = quad_sum(sums[r]);
-      scale[r] = d.scale[r] > 0 ? __fdividef(1.0f, tiles().key_scale * tiles().key_scale * solve.omega[r] * d.scale[r]) : 0.0f;
+      scale[r] =
+          d.scale[r] > 0 ? __fdividef(1.0f, tiles().key_scale * tiles().key_scale * solve.omega[r] * d.scale[r]) : 0.0f;
     }
     const Vectors at{s.p[group], s.residual[group], section(WorkspaceLayout::kX),
                      p.ridge.per_dim ? section(WorkspaceLayout::kRidge) : nullptr};
-    step<kDim>(solve, acc, sums, scale, mean, at, lane, tiles().key_norm, StepLimits{p.tolerance_squared, p.max_iterations}, d);
+    step<kDim>(solve, acc, sums, scale, mean, at, lane, tiles().key_norm,
+               StepLimits{p.tolerance_squared, p.max_iterations}, d);
     SolveMemory::store(row_state(), solve, lane);
     return solve.active[0] || solve.active[1];
   }
 
-  __device__ __forceinline__ void sees_bad_keys(Pair<bool>& sees, int head_index, int64_t key_row, const Lane& lane) const {
+  __device__ __forceinline__ void sees_bad_keys(Pair<bool>& sees, int head_index, int64_t key_row,
+                                                const Lane& lane) const {
     sees[0] = sees[1] = false;
     if (p.heads[head_index].bad_keys == 0) return;
     Pair<KeyRange> keys;
@@ -494,7 +502,8 @@ struct Consumer {
     for (int r = 0; r < 2; ++r) {
       sums[r] = quad_sum(sums[r]);
       const bool weighted = d.scale[r] > 0 && solve.omega[r] > 0;
-      back[r] = weighted ? s.q_scale[group][lane.row + 8 * r] / head.key / head.key / (solve.omega[r] * d.scale[r]) : 0.0f;
+      back[r] =
+          weighted ? s.q_scale[group][lane.row + 8 * r] / head.key / head.key / (solve.omega[r] * d.scale[r]) : 0.0f;
       scale[r] = solve.status[r] == LLA_ROW_NAN ? NAN : 1.0f / head.value;
     }
 #pragma unroll
@@ -516,7 +525,9 @@ struct Consumer {
       }
       if (p.info.iterations != nullptr) p.info.iterations[index] = solved ? solve.iterations[r] : -1;
       if (p.info.residual != nullptr) {
-        p.info.residual[index] = !solved ? -1.0f : solve.rr_start[r] > 0 ? sqrtf(solve.rr[r] / solve.rr_start[r]) : 0.0f;
+        p.info.residual[index] = !solved                 ? -1.0f
+                                 : solve.rr_start[r] > 0 ? sqrtf(solve.rr[r] / solve.rr_start[r])
+                                                         : 0.0f;
       }
       if (p.info.status != nullptr) p.info.status[index] = solve.status[r];
     }
