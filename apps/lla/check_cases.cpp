@@ -96,7 +96,7 @@ std::vector<CheckCase> check_cases(bool quick) {
 CheckGates check_gates(const CheckCase& c) {
   const bool small_ridge = c.lambda < 0.1 && c.ridge != RidgeShape::none;
   switch (c.dtype) {
-    case DType::f64: return {1e-10, 1e-9};
+    case DType::f64: return {1e-10, 1e-10};
     case DType::f32: return small_ridge ? CheckGates{1e-3, 1e-2} : CheckGates{2e-5, 1e-4};
     default: return small_ridge ? CheckGates{4e-3, 4e-2} : CheckGates{4e-3, 4e-3};
   }

@@ -20,6 +20,11 @@ using MaybeTensor = std::optional<Tensor>;
 const std::string kOptionsSchema =
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float? scale, bool causal, "
     "SymInt window_left, SymInt window_right, float tol, int max_iterations, str solver, str? implementation";
+// The same with the defaults of the Python functions: a call that leaves them out is the cheapest.
+const std::string kDefaultsSchema =
+    "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, float? "
+    "scale=None, bool causal=True, SymInt window_left=-1, SymInt window_right=-1, float tol=1e-3, int "
+    "max_iterations=0, str solver='auto', str? implementation=None";
 
 struct Options {
   const MaybeTensor& cu_seqlens_q;
@@ -301,11 +306,13 @@ void register_kernels(torch::stable::detail::StableLibrary& library) {
 }  // namespace lla::torch_ops
 
 STABLE_TORCH_LIBRARY(lla, m) {
+  using lla::torch_ops::kDefaultsSchema;
   using lla::torch_ops::kOptionsSchema;
   const std::string inputs = "Tensor q, Tensor k, Tensor v, Tensor? ridge, Tensor? x, ";
   m.def(("forward(" + inputs + kOptionsSchema + ", bool save, bool info) -> (Tensor o, Tensor saved, Tensor row_info)")
             .c_str());
-  m.def(("inference(" + inputs + kOptionsSchema + ") -> Tensor").c_str());
+  m.def(("inference(Tensor q, Tensor k, Tensor v, Tensor? ridge, Tensor? x=None, " + kDefaultsSchema + ") -> Tensor")
+            .c_str());
   m.def(("backward(Tensor grad_o, " + inputs + "Tensor saved, " + kOptionsSchema +
          ", bool need_dq, bool need_dk, bool need_dv, bool need_dridge) -> (Tensor dq, Tensor dk, Tensor dv, Tensor "
          "dridge)")

@@ -17,6 +17,14 @@ def translate(error):
     return _KINDS[kind](message) if kind in _KINDS else None
 
 
+def raise_ours(error):
+    """Raises what a caller should see instead of `error`, or `error` itself."""
+    ours = translate(error)
+    if ours is None:
+        raise error
+    raise ours from None
+
+
 def call(op, *args):
     """Runs an operator; wrong arguments become ValueError and so on. Traced code calls the operator directly."""
     if torch.compiler.is_compiling():
@@ -24,10 +32,7 @@ def call(op, *args):
     try:
         return op(*args)
     except RuntimeError as error:
-        ours = translate(error)
-        if ours is None:
-            raise
-        raise ours from None
+        raise_ours(error)
 
 
 def need_tensor(name, value):

@@ -4,8 +4,10 @@ The order of the arguments is that of the schemas in bindings/torch/ops.cpp."""
 import contextlib
 
 import torch
+from torch.autograd import forward_ad
 
 from . import _library
+from ._errors import raise_ours
 
 LIBRARY_PATH = _library.load()
 
@@ -15,6 +17,7 @@ backward = torch.ops.lla.backward.default
 plan = torch.ops.lla.plan.default
 
 _DEVICE_TYPES = ("cpu", "cuda")
+_DEFAULTS = (None, 0, 0, None, True, -1, -1, 1e-3, 0, "auto", None)  # of lla::inference after cu_seqlens_q
 PLAN_BYTES = 4096
 
 # Skips the (Python) autograd kernel where no gradient is wanted. Torch's own operator registration uses this guard; a
@@ -69,7 +72,7 @@ def _(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
 
 
 @torch.library.register_fake("lla::inference")
-def _(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, *options):
+def _(q, k, v, ridge, x=None, cu_seqlens_q=None, cu_seqlens_k=None, *options):
     _check_shapes(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k)
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
@@ -87,68 +90,131 @@ def _(q, *args):
     return torch.empty(PLAN_BYTES, dtype=torch.uint8)
 
 
-def _setup_context(ctx, inputs, output):
-    q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, *options, save, _ = inputs
-    _, saved, row_info = output
-    ctx.save_for_backward(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, saved)
-    ctx.options = options
-    ctx.has_saved = save
-    ctx.mark_non_differentiable(saved, row_info)
-    ctx.set_materialize_grads(False)
-
-
-def _forward_backward(ctx, grad_o, *_):
-    none = (None,) * 14
-    if grad_o is None:
-        return (None,) * 5 + none
-    if not ctx.has_saved:
-        raise RuntimeError("lla::forward was called with save=False: nothing was kept for the backward pass")
-    q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, saved = ctx.saved_tensors
-    need_q, need_k, need_v, need_ridge, need_x = ctx.needs_input_grad[:5]
-    dq, dk, dv, dlast = backward(grad_o.contiguous(), q, k, v, ridge, x, saved, cu_seqlens_q, cu_seqlens_k,
-                                 *ctx.options, need_q, need_k, need_v, need_ridge or need_x)
-    return (dq if need_q else None, dk if need_k else None, dv if need_v else None, dlast if need_ridge else None,
-            dlast if need_x else None) + none
-
-
-torch.library.register_autograd("lla::forward", _forward_backward, setup_context=_setup_context)
-
-
-class _EagerForward(torch.autograd.Function):
-    """What register_autograd makes of the same two functions, without the 0.1 ms a call it spends on the schema."""
-
-    @staticmethod
-    def forward(ctx, *args):
-        with _below_autograd():
-            output = forward(*args)
-        _setup_context(ctx, args, output)
-        return output
-
-    backward = staticmethod(_forward_backward)
-
-
-def run_forward(save, info, *args):
-    """(o, row information) by the shortest way: traced and autocast code by the dispatcher's rules, eager code past
-    them."""
-    device_type = args[0].device.type
-    if torch.compiler.is_compiling() or device_type not in _DEVICE_TYPES or torch.is_autocast_enabled(device_type):
-        o, _, row_info = forward(*args, save, info)
-    elif save:
-        o, _, row_info = _EagerForward.apply(*args, save, info)
-    else:
-        with _below_autograd():
-            if not info:
-                return inference(*args), None
-            o, _, row_info = forward(*args, save, info)
-    return o, row_info
-
-
 def _no_double_backward(ctx, *_):
     raise RuntimeError("lla: second derivatives are not implemented (double backward through Local Linear Attention); "
                        "lla.reference.lla_attention is differentiable twice")
 
 
 torch.library.register_autograd("lla::backward", _no_double_backward)
+
+
+class _TransformedBackward(torch.autograd.Function):
+    """lla::backward for torch.func, which has gradients on while it runs a backward pass."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*args):
+        return backward(*args)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    backward = staticmethod(_no_double_backward)
+
+
+def _keep(ctx, tensors, saved, options):
+    """What the backward pass needs. tensors: q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k."""
+    ctx.save_for_backward(*tensors, saved)
+    ctx.options = options
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx, grad_o):
+    """Of q, k, v, ridge and x; None where not wanted."""
+    if grad_o is None:
+        return (None,) * 5
+    q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, saved = ctx.saved_tensors
+    need_q, need_k, need_v, need_ridge, need_x = ctx.needs_input_grad[:5]
+    run = _TransformedBackward.apply if torch._C._are_functorch_transforms_active() else backward
+    with contextlib.nullcontext() if torch.is_grad_enabled() else _below_autograd():
+        dq, dk, dv, dlast = run(grad_o.contiguous(), q, k, v, ridge, x, saved, cu_seqlens_q, cu_seqlens_k,
+                                *ctx.options, need_q, need_k, need_v, need_ridge or need_x)
+    return (dq if need_q else None, dk if need_k else None, dv if need_v else None, dlast if need_ridge else None,
+            dlast if need_x else None)
+
+
+def _setup_context(ctx, inputs, output):
+    *_, save, _ = inputs
+    _, saved, row_info = output
+    _keep(ctx, inputs[:7], saved, inputs[7:-2])
+    ctx.has_saved = save
+    ctx.mark_non_differentiable(saved, row_info)
+
+
+def _forward_backward(ctx, grad_o, *_):
+    if grad_o is not None and not ctx.has_saved:
+        raise RuntimeError("lla::forward was called with save=False: nothing was kept for the backward pass")
+    return _gradients(ctx, grad_o) + (None,) * 14
+
+
+torch.library.register_autograd("lla::forward", _forward_backward, setup_context=_setup_context)
+
+
+class _EagerForward(torch.autograd.Function):
+    """What register_autograd makes of the same functions, without the 0.1 ms a call it spends on the schema. `rest` are
+    the operator's arguments after x: torch looks at each argument of `apply` several times."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, ridge, x, rest, info):
+        with _below_autograd():
+            o, saved, row_info = forward(q, k, v, ridge, x, *rest, True, info)
+        _keep(ctx, (q, k, v, ridge, x, rest[0], rest[1]), saved, rest[2:])
+        if not info:
+            return o
+        ctx.mark_non_differentiable(row_info)
+        return o, row_info
+
+    @staticmethod
+    def backward(ctx, grad_o, *_):
+        return _gradients(ctx, grad_o) + (None, None)
+
+
+class _TransformedForward(torch.autograd.Function):
+    """The same once more in the form torch.func asks for, which is slower to call."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(q, k, v, ridge, x, rest, info):
+        return forward(q, k, v, ridge, x, *rest, True, info)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        *tensors, rest, _ = inputs
+        _, saved, row_info = output
+        _keep(ctx, (*tensors, rest[0], rest[1]), saved, rest[2:])
+        ctx.mark_non_differentiable(saved, row_info)
+
+    @staticmethod
+    def backward(ctx, grad_o, *_):
+        return _gradients(ctx, grad_o) + (None, None)
+
+
+def run_forward(save, info, *args):
+    """(o, row information or None) by the shortest way: traced and autocast code by the dispatcher's rules, eager code
+    past them."""
+    q = args[0]
+    device_type = "cuda" if q.is_cuda else "cpu" if q.is_cpu else q.device.type
+    if torch.compiler.is_compiling() or device_type not in _DEVICE_TYPES or torch.is_autocast_enabled(device_type):
+        o, _, row_info = forward(*args, save, info)
+        return o, row_info
+    try:
+        if torch._C._are_functorch_transforms_active():
+            o, _, row_info = _TransformedForward.apply(*args[:5], args[5:], info)
+            return o, row_info
+        if save or forward_ad._current_level >= 0:  # the latter for torch's error: there is no forward derivative
+            result = _EagerForward.apply(*args[:5], args[5:], info)
+            return result if info else (result, None)
+        if not info:  # has no autograd kernel to skip, and each argument left out saves 0.1 us
+            plain = args[4] is None and args[5] is None and args[6:] == _DEFAULTS
+            return inference(*(args[:4] if plain else args)), None
+        with _below_autograd():
+            o, _, row_info = forward(*args, save, info)
+        return o, row_info
+    except RuntimeError as error:
+        raise_ours(error)
 
 
 def _register_autocast(library, device_type):

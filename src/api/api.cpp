@@ -87,7 +87,7 @@ Status query_plan(const typename Pass::Args* args, char* text, size_t capacity) 
   typename Pass::Call call;
   Plan plan;
   LLA_RETURN_IF_ERROR(prepare<Pass>(args, Pointers::optional, call, plan));
-  return copy_text(plan.text(), text, capacity);
+  return copy_text(plan.text(call.problem, machine_for(call.problem)), text, capacity);
 }
 
 template <class Pass>

@@ -100,17 +100,20 @@ core::Plan make_plan(const core::Problem& p, const core::Machine& machine) {
   const Schedule schedule = make_schedule(p, plan);
   plan.workspace_bytes = p.dtype == DType::f64 ? Layout<double>().take(nullptr, p, plan, schedule)
                                                : Layout<float>().take(nullptr, p, plan, schedule);
-  plan.notes.emplace_back("simd", machine.simd);
-  plan.notes.emplace_back("panel", core::cat(lanes, " rows"));
+  return plan;
+}
+
+core::Notes notes(const core::Problem& p, const core::Machine& machine, const core::Plan&) {
+  core::Notes notes{{"simd", machine.simd}, {"panel", core::cat(width(p), " rows")}};
   if (solves(p) && p.solver == Solver::automatic) {
     const bool direct = direct_first(p.dim, p.seqlen_k, p.tolerance, p.dtype == DType::f64);
-    plan.notes.emplace_back(
+    notes.emplace_back(
         "rows are solved",
         direct ? "directly"
                : core::cat("by conjugate gradients, directly after ",
                            direct_cost_in_iterations(p.dim, p.seqlen_k, p.dtype == DType::f64), " iterations"));
   }
-  return plan;
+  return notes;
 }
 
 }  // namespace lla::cpu

@@ -121,8 +121,13 @@ Status run_backward(const core::BackwardCall& call, const core::Plan& plan) {
 
 }  // namespace
 
-const core::Implementation implementation = {
-    "cpu",       "SIMD kernels for f32, f64, bf16 and f16, threaded", core::Device::cpu, refuse, make_plan, run_forward,
-    run_backward};
+const core::Implementation implementation = {"cpu",
+                                             "SIMD kernels for f32, f64, bf16 and f16, threaded",
+                                             core::Device::cpu,
+                                             refuse,
+                                             make_plan,
+                                             notes,
+                                             run_forward,
+                                             run_backward};
 
 }  // namespace lla::cpu

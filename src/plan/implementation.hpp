@@ -18,13 +18,15 @@ struct Plan {
   size_t workspace_bytes = 0;
   Solver solver = Solver::cg;
   bool cached_weights = false;
-  int block_rows = 0;                                      // queries per block
-  int block_keys = 0;                                      // keys per tile
-  int workers = 0;                                         // threads, or resident CUDA blocks
-  std::vector<std::pair<std::string, std::string>> notes;  // what else a reader wants to know
+  int block_rows = 0;  // queries per block
+  int block_keys = 0;  // keys per tile
+  int workers = 0;     // threads, or resident CUDA blocks
 
-  std::string text() const;  // one line per decision
+  std::string text(const Problem&, const Machine&) const;  // of what it was made for; one line per decision
 };
+
+// What else a reader of a plan wants to know: keys and values.
+using Notes = std::vector<std::pair<std::string, std::string>>;
 
 struct Implementation {
   const char* name;
@@ -33,6 +35,7 @@ struct Implementation {
   // Empty when the problem is taken, otherwise the reason it is not.
   std::string (*refuse)(const Problem&, const Machine&);
   Plan (*plan)(const Problem&, const Machine&);
+  Notes (*notes)(const Problem&, const Machine&, const Plan&);  // made only for plans that are printed
   Status (*forward)(const ForwardCall&, const Plan&);
   Status (*backward)(const BackwardCall&, const Plan&);
 };

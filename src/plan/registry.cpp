@@ -37,20 +37,18 @@ std::string known_names() {
 }  // namespace
 
 Status make_plan(const Problem& p, const Machine& m, const char* wanted, Plan& plan) {
-  std::string reasons;
-  bool known = wanted == nullptr;
+  const auto asked = [&](const Implementation* i) { return wanted == nullptr || std::strcmp(i->name, wanted) == 0; };
   for (const Implementation* i : implementations()) {
-    if (wanted != nullptr && std::strcmp(i->name, wanted) != 0) continue;
-    known = true;
-    const std::string reason = refusal(*i, p, m);
-    if (reason.empty()) {
-      plan = i->plan(p, m);
-      plan.implementation = i;
-      return {};
-    }
-    reasons += cat(reasons.empty() ? "" : "; ", i->name, ": ", reason);
+    if (i->device != p.device || !asked(i) || !refusal(*i, p, m).empty()) continue;
+    plan = i->plan(p, m);
+    plan.implementation = i;
+    return {};
   }
-  if (!known)
+  std::string reasons;  // gathered only now: calls that find someone need no text
+  for (const Implementation* i : implementations()) {
+    if (asked(i)) reasons += cat(reasons.empty() ? "" : "; ", i->name, ": ", refusal(*i, p, m));
+  }
+  if (reasons.empty())
     return invalid(cat("options.implementation: \"", wanted, "\" is not in this build, which has ", known_names()));
   if (p.device == Device::cuda && !m.cuda.present) reasons += cat("; no CUDA device: ", m.cuda.absent_reason);
   return {LLA_UNSUPPORTED, "no implementation takes this problem (" + reasons + ")"};
@@ -65,12 +63,12 @@ std::string explain(const Problem& p, const Machine& m) {
   return out;
 }
 
-std::string Plan::text() const {
+std::string Plan::text(const Problem& p, const Machine& m) const {
   const auto solver_name = solver == Solver::cg ? "cg" : solver == Solver::direct ? "direct" : "auto";
   std::string out = cat("implementation: ", implementation->name, "\nworkspace: ", workspace_bytes,
                         " bytes\nsolver: ", solver_name, "\nweights: ", cached_weights ? "cached" : "recomputed",
                         "\nblock: ", block_rows, " queries x ", block_keys, " keys\nworkers: ", workers, "\n");
-  for (const auto& [key, value] : notes) out += key + ": " + value + "\n";
+  for (const auto& [key, value] : implementation->notes(p, m, *this)) out += key + ": " + value + "\n";
   return out;
 }
 

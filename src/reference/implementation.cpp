@@ -207,8 +207,11 @@ Plan make_plan(const Problem& p, const core::Machine&) {
   plan.solver = p.solver == Solver::cg ? Solver::cg : Solver::direct;
   plan.block_rows = 1;
   plan.workers = 1;
-  plan.notes.emplace_back("arithmetic", "fp64, a row at a time; the backward pass works the forward pass out again");
   return plan;
+}
+
+core::Notes notes(const Problem&, const core::Machine&, const Plan&) {
+  return {{"arithmetic", "fp64, a row at a time; the backward pass works the forward pass out again"}};
 }
 
 template <class Call>
@@ -229,6 +232,7 @@ const core::Implementation implementation = {
     .device = core::Device::cpu,
     .refuse = refuse,
     .plan = make_plan,
+    .notes = notes,
     .forward = [](const ForwardCall& call, const Plan& plan) { return guarded(run_forward, call, plan); },
     .backward = [](const BackwardCall& call, const Plan& plan) { return guarded(run_backward, call, plan); },
 };

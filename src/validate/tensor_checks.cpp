@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <vector>
 
 namespace lla::core {
 
@@ -70,13 +69,15 @@ Status check_writable(const NamedTensor& arg) {
   const Tensor& t = arg.tensor;
   if (empty(t)) return {};
   // From the smallest stride up, each step must leave all that the smaller ones reach. Dimensions of size 1 never step.
-  std::vector<int> order;
+  int order[LLA_MAX_DIMS];
+  int* end = order;
   for (int d = 0; d < t.ndim; ++d) {
-    if (t.size[d] > 1) order.push_back(d);
+    if (t.size[d] > 1) *end++ = d;
   }
-  std::sort(order.begin(), order.end(), [&](int a, int b) { return t.stride[a] < t.stride[b]; });
+  std::sort(order, end, [&](int a, int b) { return t.stride[a] < t.stride[b]; });
   int64_t reach = 0;
-  for (const int d : order) {
+  for (const int* next = order; next != end; ++next) {
+    const int d = *next;
     if (t.stride[d] <= reach) {
       return invalid(cat(arg.name, ": is written to, but stride ", t.stride[d], " of dimension ", d,
                          " makes its elements overlap (needs more than ", reach, ")"));
@@ -84,22 +85,6 @@ Status check_writable(const NamedTensor& arg) {
     reach += (t.size[d] - 1) * t.stride[d];
   }
   return {};
-}
-
-Status check_dtype(const NamedTensor& arg, std::initializer_list<DType> allowed, const std::string& why) {
-  const DType dtype = dtype_of(arg.tensor);
-  if (std::find(allowed.begin(), allowed.end(), dtype) != allowed.end()) return {};
-  return invalid(cat(arg.name, ": dtype is ", name(dtype), ", must be ", why));
-}
-
-Status check_shape(const NamedTensor& arg, std::initializer_list<int64_t> expected, const std::string& meaning) {
-  const Tensor& t = arg.tensor;
-  if (t.ndim == static_cast<int32_t>(expected.size()) && std::equal(expected.begin(), expected.end(), t.size))
-    return {};
-  Tensor want{};
-  want.ndim = static_cast<int32_t>(expected.size());
-  std::copy(expected.begin(), expected.end(), want.size);
-  return invalid(cat(arg.name, ": shape is ", shape_text(t), ", must be ", meaning, " = ", shape_text(want)));
 }
 
 Status check_contiguous(const NamedTensor& arg) {

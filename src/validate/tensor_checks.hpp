@@ -1,8 +1,9 @@
 // Checks of a single tensor view. Each answers with a sentence that names the argument and the values that clash.
+// Sentences are made only where a check fails: a call's host time counts for small problems.
 #pragma once
 
+#include <algorithm>
 #include <initializer_list>
-#include <string>
 
 #include "core/text.hpp"
 #include "validate/validate.hpp"
@@ -24,8 +25,24 @@ int64_t element_count(const Tensor& t);  // of a checked tensor
 Status check_view(const NamedTensor& t, Pointers pointers);
 // No two indices may share memory.
 Status check_writable(const NamedTensor& t);
-Status check_dtype(const NamedTensor& t, std::initializer_list<DType> allowed, const std::string& why);
-Status check_shape(const NamedTensor& t, std::initializer_list<int64_t> expected, const std::string& meaning);
 Status check_contiguous(const NamedTensor& t);
+
+// `why`: the words that say what the dtype must be.
+template <class... Words>
+Status check_dtype(const NamedTensor& t, std::initializer_list<DType> allowed, const Words&... why) {
+  const DType dtype = dtype_of(t.tensor);
+  if (std::find(allowed.begin(), allowed.end(), dtype) != allowed.end()) return {};
+  return invalid(cat(t.name, ": dtype is ", name(dtype), ", must be ", why...));
+}
+
+// `meaning`: the words that name the dimensions.
+template <class... Words>
+Status check_shape(const NamedTensor& t, std::initializer_list<int64_t> expected, const Words&... meaning) {
+  Tensor want{};
+  want.ndim = static_cast<int32_t>(expected.size());
+  std::copy(expected.begin(), expected.end(), want.size);
+  if (t.tensor.ndim == want.ndim && std::equal(expected.begin(), expected.end(), t.tensor.size)) return {};
+  return invalid(cat(t.name, ": shape is ", shape_text(t.tensor), ", must be ", meaning..., " = ", shape_text(want)));
+}
 
 }  // namespace lla::core

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <vector>
+#include <initializer_list>
+#include <iterator>
+#include <utility>
 
 #include "validate/tensor_checks.hpp"
 
@@ -73,20 +75,30 @@ Status same_device(const NamedTensor& arg, const Tensor& q) {
 }
 
 // Two tensors that are written, or one written and one read, must not start at the same address. (Interleaved views are
-// fine.)
-Status distinct(const std::vector<NamedTensor>& inputs, const std::vector<NamedTensor>& outputs) {
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const NamedTensor& out = outputs[i];
+// fine.) `more_inputs` are read besides those that both passes read.
+template <class Args>
+Status distinct(const Args& a, std::initializer_list<NamedTensor> more_inputs,
+                std::initializer_list<NamedTensor> outputs) {
+  const NamedTensor inputs[] = {{"q", a.q},
+                                {"k", a.k},
+                                {"v", a.v},
+                                {"ridge", a.ridge},
+                                {"x", a.x},
+                                {"cu_seqlens_q", a.cu_seqlens_q},
+                                {"cu_seqlens_k", a.cu_seqlens_k}};
+  for (const NamedTensor& out : outputs) {
     if (!present(out.tensor) || out.tensor.data == nullptr || element_count(out.tensor) == 0) continue;
-    const auto clash = [&](const NamedTensor& other) {
-      return present(other.tensor) && other.tensor.data == out.tensor.data && element_count(other.tensor) > 0;
+    const auto clash_in = [&](const NamedTensor* others, const NamedTensor* end) {
+      return std::find_if(others, end, [&](const NamedTensor& other) {
+        return present(other.tensor) && other.tensor.data == out.tensor.data && element_count(other.tensor) > 0;
+      });
     };
-    for (const NamedTensor& in : inputs) {
-      if (clash(in)) return invalid(cat(out.name, ": is written to, but starts at the same address as ", in.name));
-    }
-    for (size_t j = 0; j < i; ++j) {
-      if (clash(outputs[j]))
-        return invalid(cat(out.name, ": is written to, but starts at the same address as ", outputs[j].name));
+    const std::pair<const NamedTensor*, const NamedTensor*> lists[] = {
+        {std::begin(inputs), std::end(inputs)}, {more_inputs.begin(), more_inputs.end()}, {outputs.begin(), &out}};
+    for (const auto& [begin, end] : lists) {
+      if (const NamedTensor* other = clash_in(begin, end); other != end) {
+        return invalid(cat(out.name, ": is written to, but starts at the same address as ", other->name));
+      }
     }
   }
   return {};
@@ -166,13 +178,13 @@ Status check_countable(const Problem& p) {
 
 // Shape of a per-query tensor with `channels` in the last dimension.
 Status check_rows(const NamedTensor& t, const Problem& p, int64_t channels, const char* channel_name) {
-  if (p.packed) return check_shape(t, {p.total_q, p.heads_q, channels}, cat("(total_q, Hq, ", channel_name, ")"));
-  return check_shape(t, {p.batch, p.seqlen_q, p.heads_q, channels}, cat("(B, Lq, Hq, ", channel_name, ")"));
+  if (p.packed) return check_shape(t, {p.total_q, p.heads_q, channels}, "(total_q, Hq, ", channel_name, ")");
+  return check_shape(t, {p.batch, p.seqlen_q, p.heads_q, channels}, "(B, Lq, Hq, ", channel_name, ")");
 }
 
 Status check_keys(const NamedTensor& t, const Problem& p, int64_t channels, const char* channel_name) {
-  if (p.packed) return check_shape(t, {p.total_k, p.heads_kv, channels}, cat("(total_k, Hkv, ", channel_name, ")"));
-  return check_shape(t, {p.batch, p.seqlen_k, p.heads_kv, channels}, cat("(B, Lk, Hkv, ", channel_name, ")"));
+  if (p.packed) return check_shape(t, {p.total_k, p.heads_kv, channels}, "(total_k, Hkv, ", channel_name, ")");
+  return check_shape(t, {p.batch, p.seqlen_k, p.heads_kv, channels}, "(B, Lk, Hkv, ", channel_name, ")");
 }
 
 Status read_ridge(const Tensor& ridge, const Problem& p, RidgeShape& shape, Operand& out) {
@@ -180,7 +192,7 @@ Status read_ridge(const Tensor& ridge, const Problem& p, RidgeShape& shape, Oper
   if (p.dtype == DType::f64) {
     LLA_RETURN_IF_ERROR(check_dtype(arg, {DType::f32, DType::f64}, "f32 or f64 for f64 inputs"));
   } else {
-    LLA_RETURN_IF_ERROR(check_dtype(arg, {DType::f32}, cat("f32 for ", name(p.dtype), " inputs")));
+    LLA_RETURN_IF_ERROR(check_dtype(arg, {DType::f32}, "f32 for ", name(p.dtype), " inputs"));
   }
   const int token_dims = p.packed ? 2 : 3;
   out = {ridge.data, dtype_of(ridge), {0, 0, 0, 0}};
@@ -220,8 +232,8 @@ Status read_inputs(const Args& a, Pointers pointers, Call& call) {
   p.device = a.q.device_type == LLA_CPU ? Device::cpu : Device::cuda;
   p.device_index = a.q.device_index;
   p.dtype = p.out_dtype = dtype_of(a.q);
-  LLA_RETURN_IF_ERROR(check_dtype(k, {p.dtype}, cat(name(p.dtype), " like q")));
-  LLA_RETURN_IF_ERROR(check_dtype(v, {p.dtype}, cat(name(p.dtype), " like q")));
+  LLA_RETURN_IF_ERROR(check_dtype(k, {p.dtype}, name(p.dtype), " like q"));
+  LLA_RETURN_IF_ERROR(check_dtype(v, {p.dtype}, name(p.dtype), " like q"));
 
   p.packed = present(a.cu_seqlens_q) || present(a.cu_seqlens_k);
   const int ndim = p.packed ? 3 : 4;
@@ -275,7 +287,7 @@ Status read_inputs(const Args& a, Pointers pointers, Call& call) {
     LLA_RETURN_IF_ERROR(read_ridge(a.ridge, p, p.ridge, call.ridge));
   } else {
     p.ridge = RidgeShape::none;
-    LLA_RETURN_IF_ERROR(check_dtype(ridge_or_x, {p.dtype, DType::f32}, cat(name(p.dtype), " like q, or f32")));
+    LLA_RETURN_IF_ERROR(check_dtype(ridge_or_x, {p.dtype, DType::f32}, name(p.dtype), " like q, or f32"));
     LLA_RETURN_IF_ERROR(check_rows(ridge_or_x, p, p.dim, "D"));
   }
   p.dense_rows = has_dense_rows(a.q) && has_dense_rows(a.k) && has_dense_rows(a.v);
@@ -296,7 +308,7 @@ Status check_float_tensor(const NamedTensor& t, const Problem& p, const Tensor& 
   LLA_RETURN_IF_ERROR(check_view(t, pointers));
   LLA_RETURN_IF_ERROR(same_device(t, q));
   if (p.dtype == DType::f64) return check_dtype(t, {DType::f64}, "f64 like q");
-  return check_dtype(t, {p.dtype, DType::f32}, cat(name(p.dtype), " like q, or f32"));
+  return check_dtype(t, {p.dtype, DType::f32}, name(p.dtype), " like q, or f32");
 }
 
 template <class Args>
@@ -325,7 +337,7 @@ Status check_saved(const Tensor& saved, const Tensor& q, const Problem& p, Point
   LLA_RETURN_IF_ERROR(check_view(arg, pointers));
   LLA_RETURN_IF_ERROR(same_device(arg, q));
   const DType dtype = p.dtype == DType::f64 ? DType::f64 : DType::f32;
-  LLA_RETURN_IF_ERROR(check_dtype(arg, {dtype}, cat(name(dtype), " for ", name(p.dtype), " inputs")));
+  LLA_RETURN_IF_ERROR(check_dtype(arg, {dtype}, name(dtype), " for ", name(p.dtype), " inputs"));
   LLA_RETURN_IF_ERROR(check_shape(arg, {SavedLayout(p).size}, "(lla_saved_size)"));
   return check_contiguous(arg);
 }
@@ -335,17 +347,6 @@ Status check_struct(const Args& a, const char* init) {
   if (a.struct_size == sizeof(Args)) return {};
   return invalid(
       cat("args: struct_size is ", a.struct_size, ", this library's is ", sizeof(Args), " (use ", init, ")"));
-}
-
-template <class Args>
-std::vector<NamedTensor> inputs_of(const Args& a) {
-  return {{"q", a.q},
-          {"k", a.k},
-          {"v", a.v},
-          {"ridge", a.ridge},
-          {"x", a.x},
-          {"cu_seqlens_q", a.cu_seqlens_q},
-          {"cu_seqlens_k", a.cu_seqlens_k}};
 }
 
 }  // namespace
@@ -369,7 +370,7 @@ Status validate(const lla_forward_args& a, Pointers pointers, ForwardCall& call)
   call.saved = a.saved.data;
   LLA_RETURN_IF_ERROR(read_row_outputs(a, pointers, p, call.info));
   return distinct(
-      inputs_of(a),
+      a, {},
       {o, {"saved", a.saved}, {"iterations", a.iterations}, {"residual", a.residual}, {"row_status", a.row_status}});
 }
 
@@ -397,7 +398,7 @@ Status validate(const lla_backward_args& a, Pointers pointers, BackwardCall& cal
     LLA_RETURN_IF_ERROR(check_float_tensor(t, p, a.q, pointers));
     if (first) p.out_dtype = dtype_of(t.tensor);
     first = false;
-    LLA_RETURN_IF_ERROR(check_dtype(t, {p.out_dtype}, cat(name(p.out_dtype), " like the other gradients")));
+    LLA_RETURN_IF_ERROR(check_dtype(t, {p.out_dtype}, name(p.out_dtype), " like the other gradients"));
     LLA_RETURN_IF_ERROR(check_writable(t));
     p.dense_rows = p.dense_rows && has_dense_rows(t.tensor);
   }
@@ -409,7 +410,7 @@ Status validate(const lla_backward_args& a, Pointers pointers, BackwardCall& cal
   if (present(a.dridge)) {
     LLA_RETURN_IF_ERROR(check_view(dridge, pointers));
     LLA_RETURN_IF_ERROR(same_device(dridge, a.q));
-    LLA_RETURN_IF_ERROR(check_dtype(dridge, {call.ridge.dtype}, cat(name(call.ridge.dtype), " like ridge")));
+    LLA_RETURN_IF_ERROR(check_dtype(dridge, {call.ridge.dtype}, name(call.ridge.dtype), " like ridge"));
     LLA_RETURN_IF_ERROR(check_writable(dridge));
     if (a.dridge.ndim != a.ridge.ndim || !std::equal(a.ridge.size, a.ridge.size + a.ridge.ndim, a.dridge.size)) {
       return invalid(cat("dridge: shape is ", shape_text(a.dridge), ", must be ridge's, ", shape_text(a.ridge)));
@@ -422,11 +423,8 @@ Status validate(const lla_backward_args& a, Pointers pointers, BackwardCall& cal
   call.dv = operand(a.dv);
   call.dx = operand(a.dx);
   LLA_RETURN_IF_ERROR(read_row_outputs(a, pointers, p, call.info));
-  std::vector<NamedTensor> inputs = inputs_of(a);
-  inputs.push_back({"saved", a.saved});
-  inputs.push_back(grad_o);
   return distinct(
-      inputs,
+      a, {{"saved", a.saved}, grad_o},
       {dq, dk, dv, dx, dridge, {"iterations", a.iterations}, {"residual", a.residual}, {"row_status", a.row_status}});
 }
 

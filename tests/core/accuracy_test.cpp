@@ -105,7 +105,7 @@ TEST_P(Accuracy, F64) {
       Spec spec = causal(reduced() ? 80 : 130, 64, DType::f64);
       spec.options.solver = solver;
       spec.options.tolerance = 1e-12;
-      expect_accurate(spec, GetParam(), ridge, {1e-10, 1e-9}, true);
+      expect_accurate(spec, GetParam(), ridge, {1e-10, 1e-10}, true);
     }
   }
 }

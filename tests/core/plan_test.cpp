@@ -108,14 +108,14 @@ TEST(Plan, OfAnH200) {
   ASSERT_TRUE(status) << status.message();
   EXPECT_EQ(plan.implementation->device, core::Device::cuda);
   EXPECT_STREQ(plan.implementation->name, list.front().c_str()) << "the fastest takes the problem it was made for";
-  EXPECT_FALSE(plan.text().empty());
+  EXPECT_FALSE(plan.text(problem(core::Device::cuda), machine).empty());
 }
 
 TEST(Plan, TextNamesTheDecisions) {
   for (const char* name : {"cpu", "reference"}) {
     core::Plan plan;
     ASSERT_TRUE(core::make_plan(problem(core::Device::cpu), core::this_cpu(), name, plan));
-    const std::string text = plan.text();
+    const std::string text = plan.text(problem(core::Device::cpu), core::this_cpu());
     for (const char* word : {name, "workspace: ", "solver: ", "weights: ", "block: ", "workers: "}) {
       EXPECT_NE(text.find(word), std::string::npos) << text;
     }

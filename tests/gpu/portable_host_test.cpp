@@ -140,12 +140,14 @@ TEST(PortableHost, WhichRowsGoToTheDirectSolver) {
 }
 
 TEST(PortableHost, ThePlanSaysWhatItDecided) {
-  core::Plan plan = implementation.plan(problem(64, DType::bf16, core::Operation::forward), core::h200());
+  const core::Problem p = problem(64, DType::bf16, core::Operation::forward);
+  core::Plan plan = implementation.plan(p, core::h200());
   plan.implementation = &implementation;
   EXPECT_EQ(plan.block_rows, 32);
   EXPECT_GT(plan.workspace_bytes, 0u);
-  EXPECT_NE(plan.text().find("arithmetic: f32"), std::string::npos);
-  EXPECT_NE(plan.text().find("rows with at most 64 keys directly"), std::string::npos);
+  const std::string text = plan.text(p, core::h200());
+  EXPECT_NE(text.find("arithmetic: f32"), std::string::npos);
+  EXPECT_NE(text.find("rows with at most 64 keys directly"), std::string::npos);
 }
 
 TEST(PortableHost, TilesFitInSharedMemory) {

@@ -4,6 +4,7 @@ import math
 import pytest
 import torch
 from helpers import make_inputs, relative
+from torch.autograd import forward_ad
 
 import lla
 
@@ -100,6 +101,36 @@ def test_double_backward_is_refused(device):
     (dq,) = torch.autograd.grad(lla.lla_attention(*inputs).sum(), inputs[0], create_graph=True)
     with pytest.raises(RuntimeError, match="double backward"):
         dq.sum().backward()
+
+
+def test_torch_func(device):
+    q, k, v, ridge = make_inputs(1, 6, device=device)
+
+    def loss(*inputs):
+        return lla.lla_attention(*inputs, solver="direct").square().sum()
+
+    queries = torch.stack([q, 2 * q])
+    by_sample = torch.func.vmap(torch.func.grad(loss), (0, None, None, None))(queries, k, v, ridge)
+    for query, got in zip(queries, by_sample):
+        leaf = query.clone().requires_grad_()
+        (want,) = torch.autograd.grad(loss(leaf, k, v, ridge), leaf)
+        assert torch.equal(got, want) and torch.equal(torch.func.grad(loss)(query, k, v, ridge), want)
+    with pytest.raises(RuntimeError, match="double backward"):
+        torch.func.grad(lambda x: torch.func.grad(loss)(x, k, v, ridge).sum())(q)
+
+
+def test_forward_derivatives_are_refused(device):
+    q, k, v, ridge = make_inputs(1, 6, device=device)
+    with pytest.raises(NotImplementedError, match="forward mode"):
+        torch.func.jvp(lambda x: lla.lla_attention(x, k, v, ridge), (q,), (q,))
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward mode"):
+        lla.lla_attention(forward_ad.make_dual(q, q), k, v, ridge)
+
+
+def test_left_out_arguments_are_the_defaults():
+    arguments = torch.ops.lla.inference.default._schema.arguments
+    assert [a.default_value for a in arguments[6:]] == list(lla._ops._DEFAULTS)
+    assert arguments[4].default_value is arguments[5].default_value is None
 
 
 def test_nothing_is_saved_without_gradients(device):

@@ -118,13 +118,17 @@ def test_info(device):
     assert (direct.iterations == -1).all() and (direct.residual == -1).all()
 
 
-def test_unseen_keys_never_matter(device):
-    q, k, v, r = make_inputs(1, 20, device=device, dtype=torch.float32)
-    options = dict(window_size=(4, 0), tol=1e-6)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_unseen_keys_never_matter(device, dtype):
+    q, k, v, r = make_inputs(1, 20, device=device, dtype=dtype)
+    options = dict(window_size=(4, 0), tol=exact_tol(dtype))
     clean = lla.lla_attention(q, k, v, r, **options)
     k[:, -1], v[:, -1] = math.nan, math.inf  # the last query alone sees the last key
     o = lla.lla_attention(q, k, v, r, **options)
-    assert_close(o[:, :-1], clean[:, :-1])
+    if dtype == torch.float64:  # rows solved directly share a point to center keys on, which rounds differently
+        assert head_error(o[:, :-1], clean[:, :-1]) < 1e-13
+    else:
+        assert torch.equal(o[:, :-1], clean[:, :-1])
     assert o[:, -1].isnan().all()
 
 

@@ -48,15 +48,18 @@ core::Plan plan(const core::Problem& p, const core::Machine& machine) {
       take(Config<float, bucket.value>{});
     }
   });
-  plan.notes.emplace_back("arithmetic", p.dtype == DType::f64 ? "f64" : "f32");
-  if (p.given_x()) {
-    plan.notes.emplace_back("solve", "none, x is given");
-  } else if (p.solver == Solver::automatic) {
-    plan.notes.emplace_back("solve",
-                            cat("rows with at most ", p.dim, " keys directly, the others by conjugate gradients",
-                                rescues(p) ? ", and directly where those do not finish" : ""));
-  }
   return plan;
+}
+
+core::Notes notes(const core::Problem& p, const core::Machine&, const core::Plan&) {
+  core::Notes notes{{"arithmetic", p.dtype == DType::f64 ? "f64" : "f32"}};
+  if (p.given_x()) {
+    notes.emplace_back("solve", "none, x is given");
+  } else if (p.solver == Solver::automatic) {
+    notes.emplace_back("solve", cat("rows with at most ", p.dim, " keys directly, the others by conjugate gradients",
+                                    rescues(p) ? ", and directly where those do not finish" : ""));
+  }
+  return notes;
 }
 
 // The arguments both passes share. Sections of the workspace that `saved` replaces are set by the caller.
@@ -172,6 +175,7 @@ const core::Implementation implementation = {
     .device = core::Device::cuda,
     .refuse = refuse,
     .plan = plan,
+    .notes = notes,
     .forward = forward,
     .backward = backward,
 };

@@ -23,11 +23,17 @@ int resident_blocks(const Problem& p, const core::Machine& m) {
   return static_cast<int>(std::min<int64_t>(std::max<int64_t>(shape_of(p).items(), 1), m.cuda.multiprocessors));
 }
 
-int64_t cached_bytes(const Problem& p, const core::Machine& m) { return cached_weights_per_block(p) * resident_blocks(p, m); }
+int64_t cached_bytes(const Problem& p, const core::Machine& m) {
+  return cached_weights_per_block(p) * resident_blocks(p, m);
+}
 
 bool cache_weights(const Problem& p, const core::Machine& m) {
   if (p.weights != Weights::automatic) return p.weights == Weights::cached;
   return !p.given_x() && p.seqlen_k >= kCacheFromKeys && cached_bytes(p, m) <= p.cached_weights_limit;
+}
+
+WorkspaceLayout forward_layout(const Problem& p, const core::Plan& plan) {
+  return {p, plan.workers, plan.cached_weights ? cached_weights_per_block(p) : 0};
 }
 
 }  // namespace
@@ -43,11 +49,15 @@ Shape shape_of(const Problem& p) {
   return s;
 }
 
-int64_t cached_weights_per_block(const Problem& p) { return cached_weights_bytes(shape_of(p), padded_dim(p.dim, p.value_dim)); }
+int64_t cached_weights_per_block(const Problem& p) {
+  return cached_weights_bytes(shape_of(p), padded_dim(p.dim, p.value_dim));
+}
 
 std::string refuse(const Problem& p, const core::Machine& m) {
-  if (m.cuda.arch != 90) return cat("needs compute capability 9.0, this device has ", m.cuda.arch / 10, ".", m.cuda.arch % 10);
-  if (p.dtype != DType::bf16 && p.dtype != DType::f16) return cat("takes bf16 and f16 inputs, not ", core::name(p.dtype));
+  if (m.cuda.arch != 90)
+    return cat("needs compute capability 9.0, this device has ", m.cuda.arch / 10, ".", m.cuda.arch % 10);
+  if (p.dtype != DType::bf16 && p.dtype != DType::f16)
+    return cat("takes bf16 and f16 inputs, not ", core::name(p.dtype));
   if (p.dim > 128 || p.value_dim > 128) return "takes head dimensions up to 128";
   if (p.dim % 8 != 0 || p.value_dim % 8 != 0) return "takes head dimensions that are multiples of 8";
   if (p.solver == Solver::direct) return "solves by conjugate gradients only";
@@ -57,7 +67,8 @@ std::string refuse(const Problem& p, const core::Machine& m) {
   if (shape_of(p).items() > std::numeric_limits<int32_t>::max()) return "has too many blocks of queries";
   const int64_t key_rows = (p.packed ? p.total_k : p.batch * p.seqlen_k) * p.heads_kv;
   if (key_rows > kLargestLength) return "takes up to 2^31 - 256 keys over all heads";
-  if (p.operation == core::Operation::backward && p.rows() > kLargestLength) return "takes up to 2^31 - 256 queries over all heads";
+  if (p.operation == core::Operation::backward && p.rows() > kLargestLength)
+    return "takes up to 2^31 - 256 queries over all heads";
   if (p.weights == Weights::cached && cached_bytes(p, m) > p.cached_weights_limit) {
     return cat("cached weights would take ", cached_bytes(p, m), " bytes, more than options.cached_weights_limit");
   }
@@ -69,18 +80,21 @@ core::Plan plan(const Problem& p, const core::Machine& m) {
   plan.solver = Solver::cg;
   plan.cached_weights = cache_weights(p, m);
   plan.block_rows = kBlockRows;
-  const int dim = padded_dim(p.dim, p.value_dim);
-  plan.block_keys = tile_keys(dim);
+  plan.block_keys = tile_keys(padded_dim(p.dim, p.value_dim));
   plan.workers = resident_blocks(p, m);
-  const WorkspaceLayout layout(p, plan.workers, plan.cached_weights ? cached_weights_per_block(p) : 0);
   const bool backward = p.operation == core::Operation::backward;
-  plan.workspace_bytes =
-      static_cast<size_t>(backward ? backward_layout(p, plan.workers, plan.cached_weights).size : layout.size);
-  plan.notes.emplace_back("head dimension", cat(dim, " in the kernel"));
-  plan.notes.emplace_back("work items", cat(shape_of(p).items()));
-  plan.notes.emplace_back("operand copies", cat(layout.scratch - layout.keys, " bytes"));
-  if (plan.cached_weights) plan.notes.emplace_back("cached weights", cat(layout.weights_stride * plan.workers, " bytes"));
+  plan.workspace_bytes = static_cast<size_t>(backward ? backward_layout(p, plan.workers, plan.cached_weights).size
+                                                      : forward_layout(p, plan).size);
   return plan;
+}
+
+core::Notes notes(const Problem& p, const core::Machine&, const core::Plan& plan) {
+  const WorkspaceLayout layout = forward_layout(p, plan);
+  core::Notes notes{{"head dimension", cat(padded_dim(p.dim, p.value_dim), " in the kernel")},
+                    {"work items", cat(shape_of(p).items())},
+                    {"operand copies", cat(layout.scratch - layout.keys, " bytes")}};
+  if (plan.cached_weights) notes.emplace_back("cached weights", cat(layout.weights_stride * plan.workers, " bytes"));
+  return notes;
 }
 
 }  // namespace lla::cuda::sm90

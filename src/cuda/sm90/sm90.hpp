@@ -10,6 +10,7 @@ extern const core::Implementation implementation;
 // Pure decisions, for any machine (plan.cpp; tested without a GPU).
 std::string refuse(const core::Problem& problem, const core::Machine& machine);
 core::Plan plan(const core::Problem& problem, const core::Machine& machine);
+core::Notes notes(const core::Problem& problem, const core::Machine& machine, const core::Plan& plan);
 
 Status forward(const core::ForwardCall& call, const core::Plan& plan);
 Status backward(const core::BackwardCall& call, const core::Plan& plan);
