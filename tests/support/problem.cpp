@@ -45,12 +45,13 @@ std::string Spec::text() const {
   static const char* const ridges[] = {"x given", "scalar", "head", "token", "dimension"};
   static const char* const solvers[] = {"auto", "cg", "direct"};
   static const char* const weights[] = {"auto", "recompute", "cached"};
-  std::string text = core::cat(core::name(dtype), " -> ", core::name(output()), ", B ", batch, " Lq ", length_q, " Lk ",
-                               length_k, " Hq ", heads_q, " Hkv ", heads_kv, " D ", dim, " Dv ", value_dim, ", ridge ",
-                               ridges[static_cast<int>(ridge)], ", ", options.causal ? "causal" : "full", " window (",
-                               options.window_left, ", ", options.window_right, "), scale ", options.scale, ", tol ",
-                               options.tolerance, ", max_iterations ", options.max_iterations, ", solver ",
-                               solvers[options.solver], ", weights ", weights[options.weights], ", ", name(layout));
+  std::string text =
+      core::cat(core::name(dtype), " -> ", core::name(output()), ", B ", batch, " Lq ", length_q, " Lk ", length_k,
+                " Hq ", heads_q, " Hkv ", heads_kv, " D ", dim, " Dv ", value_dim, ", ridge ",
+                ridges[static_cast<int>(ridge)], x_dtype == DType::none ? "" : core::cat(" as ", core::name(x_dtype)),
+                ", ", options.causal ? "causal" : "full", " window (", options.window_left, ", ", options.window_right,
+                "), scale ", options.scale, ", tol ", options.tolerance, ", max_iterations ", options.max_iterations,
+                ", solver ", solvers[options.solver], ", weights ", weights[options.weights], ", ", name(layout));
   if (packed()) text += core::cat(", cu_q ", list(cu_q), " cu_k ", list(cu_k));
   return text;
 }
@@ -78,7 +79,7 @@ Inputs make_inputs(const Spec& spec, data::Kind kind, double ridge, uint64_t see
   if (spec.ridge == RidgeShape::none) {
     inputs.x.resize(count(spec.rows_size(spec.dim)));
     for (size_t i = 0; i < inputs.x.size(); ++i)
-      inputs.x[i] = rounded(0.3 * data::normal(seed, ~uint64_t{1}, i), spec.dtype);
+      inputs.x[i] = rounded(0.3 * data::normal(seed, ~uint64_t{1}, i), spec.given_dtype());
   } else {
     inputs.ridge.resize(count(spec.ridge_size()));
     for (size_t i = 0; i < inputs.ridge.size(); ++i) {

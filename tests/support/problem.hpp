@@ -16,6 +16,7 @@ using core::RidgeShape;
 struct Spec {
   DType dtype = DType::f32;
   DType out_dtype = DType::none;  // of o and the gradients; none: like dtype
+  DType x_dtype = DType::none;    // of a given x; none: like dtype
   int64_t batch = 1;
   int64_t length_q = 64;
   int64_t length_k = 64;
@@ -30,6 +31,7 @@ struct Spec {
 
   bool packed() const { return !cu_q.empty(); }
   DType output() const { return out_dtype == DType::none ? dtype : out_dtype; }
+  DType given_dtype() const { return dtype == DType::f64 || x_dtype == DType::none ? dtype : x_dtype; }
   DType ridge_dtype() const { return dtype == DType::f64 ? DType::f64 : DType::f32; }
   int64_t rows() const { return batch * length_q * heads_q; }
   // Sizes of the tensors, without the batch when packed.

@@ -29,7 +29,7 @@ struct Operands {
         k(m, "k", s.dtype, s.keys_size(s.dim), s.layout, in.k),
         v(m, "v", s.dtype, s.keys_size(s.value_dim), s.layout, in.v) {
     if (s.ridge == RidgeShape::none) {
-      x = TestTensor(m, "x", s.dtype, s.rows_size(s.dim), s.layout, in.x);
+      x = TestTensor(m, "x", s.given_dtype(), s.rows_size(s.dim), s.layout, in.x);
     } else {
       ridge = TestTensor(m, "ridge", s.ridge_dtype(), s.ridge_size(), s.layout, in.ridge);
     }
@@ -253,7 +253,7 @@ bool takes(const std::string& implementation, const Spec& spec, bool gradients) 
     args.k = view(spec.dtype, spec.keys_size(spec.dim));
     args.v = view(spec.dtype, spec.keys_size(spec.value_dim));
     if (spec.ridge == RidgeShape::none) {
-      args.x = view(spec.dtype, spec.rows_size(spec.dim));
+      args.x = view(spec.given_dtype(), spec.rows_size(spec.dim));
     } else {
       args.ridge = view(spec.ridge_dtype(), spec.ridge_size());
     }

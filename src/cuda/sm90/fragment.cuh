@@ -28,11 +28,12 @@ __device__ __forceinline__ float quad_max(float x) {
 }
 
 // a / b to the last bit or nearly (exact where the quotient is a float), without the slow path; 0 where b is 0.
-__device__ __forceinline__ float divide(float a, float b) {
-  const float inverse = b > 0 ? __frcp_rn(b) : 0.0f;
+__device__ __forceinline__ float reciprocal(float b) { return b > 0 ? __frcp_rn(b) : 0.0f; }
+__device__ __forceinline__ float divide(float a, float b, float inverse) {
   const float quotient = a * inverse;
   return fmaf(fmaf(-quotient, b, a), inverse, quotient);
 }
+__device__ __forceinline__ float divide(float a, float b) { return divide(a, b, reciprocal(b)); }
 
 // Memory accesses stay on their side of this: without it the compiler hoists the loads of a whole unrolled loop and runs out
 // of registers.

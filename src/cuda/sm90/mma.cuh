@@ -9,6 +9,7 @@
 
 #include <cute/arch/mma_sm90_desc.hpp>
 #include <cute/arch/mma_sm90_gmma.hpp>
+#include <cute/arch/mma_sm90_gmma_ext.hpp>
 #include <utility>
 
 #include "cuda/sm90/ptx.cuh"
@@ -57,6 +58,11 @@ template <Major kMajorB>
 struct Atom<64, kMajorB> {
   using SS = cute::SM90::GMMA::MMA_64x64x16_F32F16F16_SS<Major::K, kMajorB>;
   using RS = cute::SM90::GMMA::MMA_64x64x16_F32F16F16_RS<Major::K, kMajorB>;
+};
+template <Major kMajorB>
+struct Atom<80, kMajorB> {
+  using SS = cute::SM90::GMMA::MMA_64x80x16_F32F16F16_SS<Major::K, kMajorB>;
+  using RS = cute::SM90::GMMA::MMA_64x80x16_F32F16F16_RS<Major::K, kMajorB>;
 };
 template <Major kMajorB>
 struct Atom<96, kMajorB> {

@@ -6,6 +6,7 @@
 #include "core/text.hpp"
 #include "cuda/sm90/backward/workspace.hpp"
 #include "cuda/sm90/forward/config.hpp"
+#include "cuda/sm90/parallax/config.hpp"
 #include "cuda/sm90/sm90.hpp"
 #include "cuda/sm90/workspace.hpp"
 
@@ -27,13 +28,11 @@ int64_t cached_bytes(const Problem& p, const core::Machine& m) {
   return cached_weights_per_block(p) * resident_blocks(p, m);
 }
 
+// With x given nothing is solved, and no pass repeats another's weights.
 bool cache_weights(const Problem& p, const core::Machine& m) {
+  if (p.given_x()) return false;
   if (p.weights != Weights::automatic) return p.weights == Weights::cached;
-  return !p.given_x() && p.seqlen_k >= kCacheFromKeys && cached_bytes(p, m) <= p.cached_weights_limit;
-}
-
-WorkspaceLayout forward_layout(const Problem& p, const core::Plan& plan) {
-  return {p, plan.workers, plan.cached_weights ? cached_weights_per_block(p) : 0};
+  return p.seqlen_k >= kCacheFromKeys && cached_bytes(p, m) <= p.cached_weights_limit;
 }
 
 }  // namespace
@@ -53,6 +52,10 @@ int64_t cached_weights_per_block(const Problem& p) {
   return cached_weights_bytes(shape_of(p), padded_dim(p.dim, p.value_dim));
 }
 
+WorkspaceLayout forward_layout(const Problem& p, const core::Plan& plan) {
+  return {p, p.given_x() ? 0 : plan.workers, plan.cached_weights ? cached_weights_per_block(p) : 0};
+}
+
 std::string refuse(const Problem& p, const core::Machine& m) {
   if (m.cuda.arch != 90)
     return cat("needs compute capability 9.0, this device has ", m.cuda.arch / 10, ".", m.cuda.arch % 10);
@@ -69,7 +72,7 @@ std::string refuse(const Problem& p, const core::Machine& m) {
   if (key_rows > kLargestLength) return "takes up to 2^31 - 256 keys over all heads";
   if (p.operation == core::Operation::backward && p.rows() > kLargestLength)
     return "takes up to 2^31 - 256 queries over all heads";
-  if (p.weights == Weights::cached && cached_bytes(p, m) > p.cached_weights_limit) {
+  if (cache_weights(p, m) && cached_bytes(p, m) > p.cached_weights_limit) {
     return cat("cached weights would take ", cached_bytes(p, m), " bytes, more than options.cached_weights_limit");
   }
   return {};
@@ -80,9 +83,10 @@ core::Plan plan(const Problem& p, const core::Machine& m) {
   plan.solver = Solver::cg;
   plan.cached_weights = cache_weights(p, m);
   plan.block_rows = kBlockRows;
-  plan.block_keys = tile_keys(padded_dim(p.dim, p.value_dim));
   plan.workers = resident_blocks(p, m);
+  const int dim = padded_dim(p.dim, p.value_dim);
   const bool backward = p.operation == core::Operation::backward;
+  plan.block_keys = p.given_x() && !backward ? parallax_tile_keys(dim) : tile_keys(dim);
   plan.workspace_bytes = static_cast<size_t>(backward ? backward_layout(p, plan.workers, plan.cached_weights).size
                                                       : forward_layout(p, plan).size);
   return plan;

@@ -3,6 +3,8 @@
 
 #include "core/problem.hpp"
 #include "cuda/sm90/schedule.hpp"
+#include "cuda/sm90/workspace.hpp"
+#include "plan/implementation.hpp"
 
 namespace lla::cuda::sm90 {
 
@@ -10,5 +12,8 @@ Shape shape_of(const core::Problem& problem);
 
 // Bytes of cached weights of one resident block.
 int64_t cached_weights_per_block(const core::Problem& problem);
+
+// With x given the kernel keeps nothing between tiles: no scratch.
+WorkspaceLayout forward_layout(const core::Problem& problem, const core::Plan& plan);
 
 }  // namespace lla::cuda::sm90

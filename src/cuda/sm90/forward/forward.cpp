@@ -3,6 +3,7 @@
 #include "cuda/common/runtime.hpp"
 #include "cuda/sm90/forward/launch.hpp"
 #include "cuda/sm90/operand_rows.hpp"
+#include "cuda/sm90/parallax/launch.hpp"
 #include "cuda/sm90/plan.hpp"
 #include "cuda/sm90/prepass.hpp"
 #include "cuda/sm90/sm90.hpp"
@@ -84,7 +85,7 @@ Status forward(const ForwardCall& call, const core::Plan& plan) {
   LLA_RETURN_IF_ERROR(check_pointer(call.k.data, p.device_index, "k"));
   LLA_RETURN_IF_ERROR(check_pointer(call.workspace, p.device_index, "workspace"));
   const auto stream = static_cast<cudaStream_t>(call.stream);
-  const WorkspaceLayout at(p, plan.workers, plan.cached_weights ? cached_weights_per_block(p) : 0);
+  const WorkspaceLayout at = forward_layout(p, plan);
   std::byte* const base = static_cast<std::byte*>(call.workspace);
 
   LLA_RETURN_IF_ERROR(to_status(cudaMemsetAsync(base, 0, static_cast<size_t>(at.zeroed_bytes), stream), "clearing counters"));
@@ -93,11 +94,16 @@ Status forward(const ForwardCall& call, const core::Plan& plan) {
 
   const int64_t key_rows = std::max<int64_t>(int64_t{prepass.head_count} * prepass.positions, 1);
   CUtensorMap keys, values;
-  const int tile = tile_keys(prepass.padded);
+  const int tile = plan.block_keys;
   LLA_RETURN_IF_ERROR(make_tensor_map(keys, base + at.keys, key_rows, prepass.padded, tile));
   LLA_RETURN_IF_ERROR(make_tensor_map(values, base + at.values, key_rows, prepass.padded, tile));
   const ForwardParams params = params_of(call, at);
   const auto launch = [&]<int kDim>(std::integral_constant<int, kDim>) {
+    if (p.given_x()) {
+      const auto given = params.x.dtype == DType::f32 ? launch_parallax<ParallaxConfig<kDim, true>>
+                                                      : launch_parallax<ParallaxConfig<kDim, false>>;
+      return given(keys, values, params, plan.workers, stream);
+    }
     return plan.cached_weights ? launch_forward<ForwardConfig<kDim, true>>(keys, values, params, plan.workers, stream)
                                : launch_forward<ForwardConfig<kDim, false>>(keys, values, params, plan.workers, stream);
   };

@@ -9,10 +9,10 @@
 namespace lla::cuda::sm90 {
 
 // 64 rows (queries, or the gradient of o) as fp16, each row scaled by a power of two, into a swizzled tile. Rows that do not exist are zero; rows with
-// a non-finite element are zero with scale NaN.
-template <int kDim>
+// a non-finite element are zero with scale NaN. With kSplit what rounding leaves over goes into the tile `low`.
+template <int kDim, bool kSplit = false>
 __device__ __forceinline__ void load_rows(__half* tile, float* row_scale, const Rows& rows, int dim, float sign,
-                                          const Block& block, int first_row, int thread) {
+                                          const Block& block, int first_row, int thread, __half* low = nullptr) {
   constexpr int kLanes = kDim / 8;  // threads of a row
   const int lane = thread % kLanes;
 #pragma unroll 4
@@ -38,8 +38,16 @@ __device__ __forceinline__ void load_rows(__half* tile, float* row_scale, const 
     uint32_t words[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) words[j] = bad ? 0u : pack(x[2 * j] * signed_scale, x[2 * j + 1] * signed_scale);
-    char* const to = reinterpret_cast<char*>(tile) + (lane / 8) * (kGroupRows * 128) + r * 128 + (((lane % 8) ^ (r & 7)) << 4);
-    *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+    const int at = (lane / 8) * (kGroupRows * 128) + r * 128 + (((lane % 8) ^ (r & 7)) << 4);
+    *reinterpret_cast<uint4*>(reinterpret_cast<char*>(tile) + at) = make_uint4(words[0], words[1], words[2], words[3]);
+    if constexpr (kSplit) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float2 high = unpack(words[j]);
+        words[j] = bad ? 0u : pack(fmaf(x[2 * j], signed_scale, -high.x), fmaf(x[2 * j + 1], signed_scale, -high.y));
+      }
+      *reinterpret_cast<uint4*>(reinterpret_cast<char*>(low) + at) = make_uint4(words[0], words[1], words[2], words[3]);
+    }
     if (lane == 0) row_scale[r] = bad ? NAN : scale;
   }
 }

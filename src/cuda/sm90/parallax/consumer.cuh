@@ -1,0 +1,325 @@
+// A multiplying warpgroup: 64 queries of a block in one pass over their keys, from the last one to the first.
+//
+// Nothing is known before a tile is seen, and nothing needs to be:
+//  - W = fp16(2^15 exp2(logit - R)), R an integer a little above the row's largest logit so far. A row whose W overflows gets
+//    a new R, and its sums a factor that is a power of two: exact.
+//  - U = fp16(W (E - c)), c the weighted mean of E over the row's first tile with visible keys. Any c is right: what it adds to
+//    Σ U v, Σ U mean_v takes off again.
+// A saved vector needs the mean keys, too: a second pass over the keys, with the final R.
+#pragma once
+
+#include "cuda/sm90/forward/block.cuh"
+#include "cuda/sm90/forward/rows_io.cuh"
+#include "cuda/sm90/mma.cuh"
+#include "cuda/sm90/parallax/online.cuh"
+#include "cuda/sm90/parallax/shared.cuh"
+#include "cuda/sm90/weights.cuh"
+
+namespace lla::cuda::sm90 {
+
+template <class Config>
+struct ParallaxConsumer {
+  static constexpr int kDim = Config::kDim, kKeys = Config::kKeys;
+  using Vector = float[kDim / 2];
+  using Scores = float[kKeys / 2];
+  using Words = uint32_t[kKeys / 4];
+
+  ParallaxShared<Config>& s;
+  const ForwardParams& p;
+  const int group;
+  uint32_t base = 0;  // position of the item's first tile
+  int parity = 0;     // of the item
+
+  __device__ __forceinline__ static Lane own_lane() { return Lane(threadIdx.x % kWarpgroup); }
+  // Tells the compiler that all threads of a warp hold the same value.
+  __device__ __forceinline__ static int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+  __device__ __forceinline__ const ParallaxTiles& tiles() const { return s.group_tiles[group]; }
+  __device__ __forceinline__ void sync_group() const { named_sync(kParallaxBarrier + group, kWarpgroup); }
+  __device__ __forceinline__ __half* tile_at(uint32_t position) const { return s.tiles[s.ring.stage(position)]; }
+  __device__ __forceinline__ void skip(uint32_t position) const {
+    s.ring.wait(position);
+    s.ring.release(position);
+  }
+
+  __device__ __forceinline__ void visible(Pair<KeyRange>& keys, const Lane& lane) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      keys[r] = visible_keys(p.shape, int64_t{tiles().diagonal} + lane.row + 8 * r, tiles().length_k);
+  }
+  __device__ __forceinline__ void mask(Scores& scores, int i) const {
+    const int key = (tiles().last - i) * kKeys;
+    if (key >= tiles().unmasked.begin && key + kKeys <= tiles().unmasked.end) return;
+    const Lane lane = own_lane();
+    Pair<KeyRange> keys;
+    visible(keys, lane);
+    mask_scores<kKeys>(scores, keys, key, lane);
+  }
+
+  __device__ __forceinline__ void issue_scores(Scores& scores, uint32_t position) const {
+    product_transposed<kDim, kKeys>(scores, s.q[group], tile_at(position));
+    mma_commit();
+  }
+  __device__ __forceinline__ void issue_e(Scores& e, uint32_t position) const {
+    product_transposed<kDim, kKeys>(e, s.x[group][0], tile_at(position));
+    if constexpr (Config::kSplit) product_transposed<kDim, kKeys, true>(e, s.x[group][1], tile_at(position));
+    mma_commit();
+  }
+
+  // Σ W v and Σ U v. The registers of the scores take E next, and every batch of products hides arithmetic:
+  //   E = x Kᵀ, W V: U is made while W V runs; the next tile's scores, U V: its W is made while U V runs.
+  // Nothing is in flight when an iteration ends: products that cross the end of a loop make the compiler serialise all.
+  __device__ __forceinline__ void attend(Vector& values, Vector& products, OnlineRows& rows) {
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) values[e] = products[e] = 0;
+    const ParallaxOrder order{base, uniform(tiles().count)};
+    const int begin = uniform(tiles().begin), end = uniform(tiles().end);
+    int i = 0;
+    for (; i < begin; ++i) skip(order.key(i)), skip(order.value(i));
+    if (i < end) {
+      Scores scores;
+      Words w, u;
+      Pair<float> factor;
+      define(scores);
+      s.ring.wait(order.key(i));
+      mma_fence();
+      issue_scores(scores, order.key(i));
+      mma_wait<0>();
+      pin(scores);
+      mask(scores, i);
+      rows.weigh<kKeys>(w, scores, factor);
+      const auto multiply = [&] {
+        pin(w);
+        s.ring.wait(order.value(i));
+        mma_fence();
+        issue_e(scores, order.key(i));
+        product<kDim, kKeys>(values, w, tile_at(order.value(i)));
+        mma_commit();
+        mma_wait<1>();
+        pin(scores);
+        s.ring.release(order.key(i));
+        rows.multiply<kKeys>(u, scores, w);
+        pin(u);
+      };
+      for (; i + 1 < end; ++i) {
+        multiply();
+        s.ring.wait(order.key(i + 1));
+        mma_fence();
+        issue_scores(scores, order.key(i + 1));
+        product<kDim, kKeys>(products, u, tile_at(order.value(i)));
+        mma_commit();
+        mma_wait<1>();
+        pin(scores);
+        pin(w);
+        mask(scores, i + 1);
+        const bool raised = rows.weigh<kKeys>(w, scores, factor);
+        mma_wait<0>();
+        pin(values);
+        pin(products);
+        s.ring.release(order.value(i));
+        if (raised) {
+#pragma unroll
+          for (int e = 0; e < kDim / 2; ++e) values[e] *= factor[row_of(e)], products[e] *= factor[row_of(e)];
+        }
+      }
+      multiply();
+      mma_fence();
+      product<kDim, kKeys>(products, u, tile_at(order.value(i)));
+      mma_commit();
+      mma_wait<0>();
+      pin(values);
+      pin(products);
+      s.ring.release(order.value(i));
+      ++i;
+    }
+    for (; i < order.count; ++i) skip(order.key(i)), skip(order.value(i));
+  }
+
+  // Σ W k, and the largest raw scores, once R is known.
+  __device__ __forceinline__ void mean_keys(Vector& keys, Pair<float>& largest, const RowLogits& logits) {
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) keys[e] = 0;
+    largest[0] = largest[1] = -INFINITY;
+    const ParallaxOrder order{base, uniform(tiles().count)};
+    const int begin = uniform(tiles().begin), end = uniform(tiles().end);
+    int i = 0;
+    for (; i < begin; ++i) skip(order.again(i));
+    if (i < end) {
+      Scores scores;
+      Words w;
+      define(scores);
+      const auto weigh = [&] {
+        pin(scores);
+        mask(scores, i);
+#pragma unroll
+        for (int e = 0; e < kKeys / 2; ++e) largest[row_of(e)] = fmaxf(largest[row_of(e)], scores[e]);
+        exponentiate_scores<kKeys>(scores, logits);
+      };
+      s.ring.wait(order.again(i));
+      mma_fence();
+      issue_scores(scores, order.again(i));
+      mma_wait<0>();
+      weigh();
+      while (true) {
+        pack_weights<kKeys>(w, scores);
+        pin(w);
+        if (i + 1 >= end) break;
+        s.ring.wait(order.again(i + 1));
+        mma_fence();
+        issue_scores(scores, order.again(i + 1));
+        product<kDim, kKeys>(keys, w, tile_at(order.again(i)));
+        mma_commit();
+        ++i;
+        mma_wait<1>();
+        weigh();
+        mma_wait<0>();
+        pin(keys);
+        s.ring.release(order.again(i - 1));
+      }
+      mma_fence();
+      product<kDim, kKeys>(keys, w, tile_at(order.again(i)));
+      mma_commit();
+      mma_wait<0>();
+      pin(keys);
+      s.ring.release(order.again(i));
+      ++i;
+    }
+    for (; i < order.count; ++i) skip(order.again(i));
+    largest[0] = quad_max(largest[0]);
+    largest[1] = quad_max(largest[1]);
+  }
+
+  // Queries and x into shared memory, and what the pass needs to know of the item.
+  __device__ __forceinline__ void begin(const ForwardBlock& b, const HeadScales& head, OnlineRows& rows) {
+    const Lane lane = own_lane();
+    const int first_row = b.block.first_row + group * kGroupRows;
+    if (lane.thread == 0) {
+      ParallaxTiles& to = s.group_tiles[group];
+      const TileRange own = tiles_of(visible_keys(p.shape, b.block, first_row, kGroupRows), kKeys);
+      to.last = b.tiles.end - 1;
+      to.count = b.tiles.count();
+      to.begin = own.count() > 0 ? b.tiles.end - own.end : to.count;
+      to.end = own.count() > 0 ? b.tiles.end - own.begin : to.count;
+      to.unmasked = common_keys(p.shape, b.block, first_row, kGroupRows);
+      to.diagonal = first_row + b.block.length_k - b.block.length_q;
+      to.length_k = b.block.length_k;
+    }
+    load_queries<kDim>(s.q[group], s.q_scale[group], p, b.block, first_row, lane.thread);
+    load_rows<kDim, Config::kSplit>(s.x[group][0], s.x_scale[group], p.x, p.dim, 1.0f, b.block, first_row, lane.thread,
+                                    s.x[group][Config::kSplit]);
+    fence_async_proxy();
+    sync_group();
+    rows.start(power_of_two_below(kLargestX<kDim> * 2.001f * head.key_norm));
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float q_scale = s.q_scale[group][lane.row + 8 * r];
+      rows.logits.scale[r] = fmaxf(p.scale_log2 / (finite(q_scale) ? q_scale : 1.0f) / head.key, 1e-37f);
+    }
+  }
+
+  __device__ __forceinline__ void sees_bad_keys(Pair<bool>& sees, const ForwardBlock& b, const Lane& lane) const {
+    sees[0] = sees[1] = false;
+    if (p.heads[b.head_index].bad_keys == 0) return;
+    Pair<KeyRange> keys;
+    visible(keys, lane);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      uint32_t bad = 0;
+      for (int key = keys[r].begin + lane.column / 2; key < keys[r].end; key += 4) {
+        bad |= p.bad_keys[b.key_row + key] | p.bad_values[b.key_row + key];
+      }
+      sees[r] = quad_max(bad ? 1.0f : 0.0f) != 0.0f;
+    }
+  }
+
+  __device__ __forceinline__ void run_item() {
+    const Lane lane = own_lane();
+    OnlineRows rows;
+    Vector values, products;
+    {
+      const ForwardBlock b(p, s.item[parity], kKeys);
+      begin(b, HeadScales(p, b.head_index), rows);
+    }
+    attend(values, products, rows);
+
+    const ForwardBlock b(p, s.item[parity], kKeys);
+    const HeadScales head(p, b.head_index);
+    const OwnRows own_rows(b.block, group, lane);
+    Pair<bool> bad;
+    sees_bad_keys(bad, b, lane);
+    Pair<float> back, scale, key_scale;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float q_scale = s.q_scale[group][lane.row + 8 * r], x_scale = s.x_scale[group][lane.row + 8 * r];
+      bad[r] = bad[r] || !finite(q_scale) || !finite(x_scale);
+      rows.omega[r] = quad_sum(rows.omega[r]);
+      rows.sum[r] = quad_sum(rows.sum[r]);
+      const bool weighted = rows.e_scale > 0 && rows.omega[r] > 0;
+      back[r] = weighted ? 1.0f / x_scale / head.key / rows.e_scale / rows.omega[r] : 0.0f;
+      scale[r] = bad[r] ? NAN : 1.0f / head.value;
+      key_scale[r] = bad[r] ? NAN : 1.0f / head.key;
+    }
+    const Pair<float> inverse = {reciprocal(rows.omega[0]), reciprocal(rows.omega[1])};
+    // o = mean_v + (Σ U v - Σ U mean_v) / ω, in units of the scaled values.
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) {
+      const int r = row_of(e);
+      values[e] = divide(values[e], rows.omega[r], inverse[r]);
+      products[e] = fmaf(fmaf(-rows.sum[r], values[e], products[e]), back[r], values[e]) * scale[r];
+    }
+    store_output<kDim>(p.o, products, p.value_dim, b.block, own_rows, lane);
+    const bool save = p.saved.x != nullptr;
+    Pair<float> largest;
+    if (save) {
+      store_saved<kDim>(p.saved.mean_v, values, p.value_dim, p, b.block, own_rows, scale, lane);
+      mean_keys(values, largest, rows.logits);
+#pragma unroll
+      for (int e = 0; e < kDim / 2; ++e) values[e] = divide(values[e], rows.omega[row_of(e)], inverse[row_of(e)]);
+      store_saved<kDim>(p.saved.mean_k, values, p.dim, p, b.block, own_rows, key_scale, lane);
+      save_x(b.block, own_rows, bad, lane);
+    }
+    base = ParallaxOrder{base, tiles().count}.end(save);
+    if (lane.column != 0) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (!own_rows.exists[r]) continue;
+      const int64_t index = row_index(p, b.block, own_rows.row[r]);
+      if (save) {
+        const float max = rows.omega[r] > 0 ? ceilf(largest[r] * rows.logits.scale[r]) : 0.0f;
+        p.saved.max[index] = bad[r] ? NAN : max;
+        p.saved.omega[index] = bad[r] ? NAN : rows.omega_above(r, max);
+      }
+      if (p.info.iterations != nullptr) p.info.iterations[index] = -1;
+      if (p.info.residual != nullptr) p.info.residual[index] = -1.0f;
+      if (p.info.status != nullptr) p.info.status[index] = bad[r] ? LLA_ROW_NAN : LLA_ROW_OK;
+    }
+  }
+
+  __device__ __forceinline__ void save_x(const Block& block, const OwnRows& own_rows, const Pair<bool>& bad,
+                                         const Lane& lane) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (!own_rows.exists[r]) continue;
+      const void* from = row_pointer(p.x, block.batch, int64_t{block.start_q} + own_rows.row[r], block.head);
+      float* const to = p.saved.x + row_index(p, block, own_rows.row[r]) * p.dim;
+      for (int column = lane.column * 4; column < p.dim; column += 32) {
+        float x[8];
+        load_eight(x, from, column, p.x);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) to[column + j] = bad[r] ? NAN : x[j];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void run() {
+    for (uint32_t turn = 0;; ++turn) {
+      parity = turn & 1;
+      s.item_full[parity].wait((turn >> 1) & 1);
+      if (s.item[parity] < 0) return;
+      run_item();
+      sync_group();
+      if (threadIdx.x % kWarpgroup == 0) s.item_empty[parity].arrive();
+    }
+  }
+};
+
+}  // namespace lla::cuda::sm90

@@ -1,0 +1,61 @@
+// Shared memory of a block that runs with x given.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "cuda/sm90/fragment.cuh"
+#include "cuda/sm90/parallax/config.hpp"
+#include "cuda/sm90/tiles.cuh"
+
+namespace lla::cuda::sm90 {
+
+// What a warpgroup needs to know of its item. Kept here, not in registers: the pass has none to spare.
+struct ParallaxTiles {
+  int last, count;    // tiles of the block are last, last - 1, ...
+  int begin, end;     // those this warpgroup can see, counted from the last
+  KeyRange unmasked;  // keys all its rows see
+  int diagonal;       // first row + Lk - Lq
+  int length_k;
+};
+
+template <class Config>
+struct alignas(1024) ParallaxShared {
+  static constexpr int kParts = Config::kSplit ? 2 : 1;
+  __half tiles[Config::kStages][Config::kTileElements];
+  __half q[Config::kGroups][kGroupRows * Config::kDim];
+  __half x[Config::kGroups][kParts][kGroupRows * Config::kDim];
+  Ring<Config::kStages> ring;
+  Barrier item_full[2], item_empty[2];
+  int64_t item[2];
+  ParallaxTiles group_tiles[Config::kGroups];
+  float q_scale[Config::kGroups][kGroupRows], x_scale[Config::kGroups][kGroupRows];  // NaN: a non-finite element
+
+  // All threads of the block.
+  __device__ __forceinline__ void init() {
+    if (threadIdx.x == 0) {
+      ring.init();
+      for (int i = 0; i < 2; ++i) {
+        item_full[i].init(1);
+        item_empty[i].init(Config::kGroups);
+      }
+      barrier_init_fence();
+    }
+    __syncthreads();
+  }
+};
+
+// Named barriers of a block.
+inline constexpr int kParallaxBarrier = 1;  // + warpgroup: its 128 threads
+
+// Positions in the ring: K0 V0 K1 V1 ..., the tiles counted from the last; then, where the mean keys are wanted, K0 K1 ....
+struct ParallaxOrder {
+  uint32_t base;
+  int count;
+
+  __device__ __forceinline__ uint32_t key(int i) const { return base + 2 * i; }
+  __device__ __forceinline__ uint32_t value(int i) const { return base + 2 * i + 1; }
+  __device__ __forceinline__ uint32_t again(int i) const { return base + 2 * count + i; }
+  __device__ __forceinline__ uint32_t end(bool twice) const { return base + (twice ? 3 : 2) * count; }
+};
+
+}  // namespace lla::cuda::sm90
