@@ -65,13 +65,32 @@ TEST(Sm90Plan, WindowShrinksTheCache) {
   EXPECT_LE(cached_weights_per_block(p), (1024 + 128 + 2 * 128) * 128 * 2);
 }
 
+// 64 MiB, fp16 copies of the operands, what is kept in fp32 per row, and the cached weights, themselves within their
+// limit: linear in the length, nothing per pair but the cache.
 TEST(Sm90Plan, WorkspaceStaysWithinItsBound) {
-  for (int64_t dim : {64, 128}) {
-    const core::Problem p = problem(4, 8, 4096, dim);
-    const core::Plan planned = plan(p, kH200);
-    const int64_t copies = 2 * p.total_k * p.heads_kv * dim * 2;
-    const int64_t weights = cached_weights_per_block(p) * planned.workers;
-    EXPECT_LE(static_cast<int64_t>(planned.workspace_bytes), copies + weights + (int64_t{64} << 20));
+  struct Size {
+    int64_t batch, heads, length;
+  };
+  for (const Size& size : {Size{4, 8, 4096}, Size{1, 8, 16384}, Size{8, 8, 1024}, Size{1, 2, 131072}, Size{64, 1, 1}}) {
+    for (const int64_t dim : {24, 64, 128}) {
+      for (const auto operation : {core::Operation::forward, core::Operation::backward}) {
+        for (const auto ridge : {core::RidgeShape::token, core::RidgeShape::none}) {
+          core::Problem p = problem(size.batch, size.heads, size.length, dim);
+          p.operation = operation;
+          p.ridge = ridge;
+          const core::Plan planned = plan(p, kH200);
+          const int64_t rows = p.rows(), padded = padded_dim(dim, dim);
+          const int64_t weights = planned.cached_weights ? cached_weights_per_block(p) * planned.workers : 0;
+          EXPECT_LE(weights, p.cached_weights_limit);
+          int64_t bound = (int64_t{64} << 20) + 2 * rows * padded * 2 + weights;
+          // Q, G, and x and y in two parts each; y itself and twelve constants.
+          if (operation == core::Operation::backward) bound += 6 * rows * padded * 2 + rows * (padded + 12) * 4;
+          EXPECT_LE(static_cast<int64_t>(planned.workspace_bytes), bound)
+              << size.batch << " x " << size.heads << " x " << size.length << ", D " << dim
+              << (operation == core::Operation::backward ? ", backward" : ", forward");
+        }
+      }
+    }
   }
 }
 
@@ -86,8 +105,8 @@ TEST(Sm90Workspace, SectionsAreAlignedAndInOrder) {
   p.packed = true;
   p.total_q = p.total_k = 2001;
   const WorkspaceLayout at(p, 7, 1024 * 5);
-  const int64_t order[] = {at.header,     at.head_statistics, at.bad_keys, at.bad_values,
-                           at.keys, at.values,          at.scratch,  at.weights,    at.size};
+  const int64_t order[] = {at.header, at.head_statistics, at.bad_keys, at.bad_values, at.keys,
+                           at.values, at.scratch,         at.weights,  at.size};
   for (int i = 0; i + 1 < 9; ++i) {
     EXPECT_LE(order[i], order[i + 1]);
     EXPECT_EQ(order[i] % kWorkspaceAlignment, 0);

@@ -44,17 +44,27 @@ TEST_P(Sanitize, Direct) {
 TEST_P(Sanitize, Auto) { run(small(64, DType::bf16, LLA_SOLVER_AUTO)); }
 
 TEST_P(Sanitize, GivenX) {
-  Spec spec = small(64, DType::bf16, LLA_SOLVER_AUTO);
-  spec.ridge = RidgeShape::none;
-  run(spec);
+  for (const int64_t dim : {64, 128}) {
+    Spec spec = small(dim, DType::bf16, LLA_SOLVER_AUTO);
+    spec.length_q = spec.length_k = 140;
+    spec.ridge = RidgeShape::none;
+    run(spec);
+  }
 }
 
-// Longer than one tile of the tensor-core kernels on either side, and not a multiple of it.
+// Longer than one tile of the tensor-core kernels on either side, and not a multiple of it; each of their kernels has a
+// variant that keeps the weights and one that makes them again.
 TEST_P(Sanitize, SeveralTiles) {
-  Spec spec = small(64, DType::bf16, LLA_SOLVER_AUTO);
-  spec.length_q = spec.length_k = 270;
-  spec.ridge = RidgeShape::head;
-  run(spec);
+  for (const int64_t dim : {64, 128}) {
+    for (const int weights : {LLA_WEIGHTS_CACHED, LLA_WEIGHTS_RECOMPUTE}) {
+      Spec spec = small(dim, DType::bf16, LLA_SOLVER_AUTO);
+      spec.length_q = spec.length_k = 270;
+      spec.heads_q = spec.heads_kv = 1;
+      spec.ridge = RidgeShape::head;
+      spec.options.weights = weights;
+      run(spec);
+    }
+  }
 }
 
 TEST_P(Sanitize, Packed) {
