@@ -7,24 +7,12 @@
 #include <string>
 #include <vector>
 
-#include "data/data.hpp"
-#include "lla/lla.hpp"
+#include "bench/case.hpp"
 
 namespace lla::bench {
 
-enum class What { forward, backward, cg };
-
-struct CpuCase {
-  What what = What::forward;
-  DType dtype = DType::f32;
-  int64_t batch = 1, heads = 1, length = 1024, dim = 64;
-  data::Kind kind = data::Kind::randn;
-  double ridge = 0.1;
-  bool causal = true;
-  double tolerance = 1e-3;
-  Solver solver = Solver::automatic;
-  int threads = 0;       // 0: the library's choice
-  double seconds = 1.0;  // to spend on repeats, at least kMinRepeats of them
+struct CpuCase : Case {
+  int threads = 0;  // 0: the library's choice
 };
 
 struct CpuResult {

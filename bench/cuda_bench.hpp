@@ -5,28 +5,22 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 
-#include "bench/cpu_bench.hpp"
-#include "data/data.hpp"
-#include "lla/lla.hpp"
+#include "bench/case.hpp"
 
 namespace lla::bench {
 
-struct CudaCase {
-  What what = What::forward;
+struct CudaCase : Case {
+  CudaCase() = default;
+  explicit CudaCase(const Case& c) : Case(c) {}
+
   std::string implementation;  // empty: the library's choice
   int device = 0;
-  DType dtype = DType::bf16;  // of the inputs and of the outputs
-  int64_t batch = 4, heads = 8, length = 4096, dim = 128;
-  data::Kind kind = data::Kind::randn;
-  double ridge = 0.1;
   bool given_x = false;  // Parallax
-  bool causal = true;
-  double tolerance = 1e-3;
-  Solver solver = Solver::automatic;
   Weights weights = Weights::automatic;
-  double seconds = 1.0;  // to spend on repeats, at least kMinCudaRepeats of them
+  bool with_iteration = false;  // forward: time one iteration of conjugate gradients, too
 };
 
 inline constexpr int kMinCudaRepeats = 10;
@@ -36,23 +30,42 @@ struct CudaResult {
   double seconds = 0;  // median; of one iteration for What::cg
   double fastest = 0, slowest = 0;
   int repeats = 0;
-  double error = 0, gate = 0;  // of the check: the worst relative norm among the outputs, and what is allowed
-  std::string worst_output;    // which one that was
-  double iterations = 0;       // mean over the rows, weighted by the keys they see
+  double error = 0, gate = 0;   // of the check: the worst relative norm among the outputs, and what is allowed
+  std::string worst_output;     // which one that was
+  double iterations = 0;        // mean over the rows, weighted by the keys they see
+  double block_iterations = 0;  // the same of the most iterations in each block of 128 rows: what a kernel executes
   int most_iterations = 0;
-  double direct_rows = 0;  // share of the rows solved directly
-  double tflops = 0;       // products over visible pairs that the method needs (see products()), per second
+  double direct_rows = 0;        // share of the rows solved directly
+  double tflops = 0;             // products over visible pairs that the method needs (see products()), per second
+  double iteration_seconds = 0;  // with_iteration and What::cg
+  double iteration_tflops = 0;
   bool cached_weights = false;
   size_t workspace_bytes = 0;
 };
 
-// Fails, and leaves no speed in the result, when there is no device, the problem is refused, or the check fails.
-Status measure_cuda(const CudaCase& c, CudaResult& result, const std::function<void(double)>& progress = {});
+// Measures one case after the other; those of one problem (that differ in weights or implementation) share its inputs
+// and its fp64 results.
+class CudaBench {
+ public:
+  CudaBench();
+  ~CudaBench();
+
+  // Fails, and leaves no speed in the result, when there is no device, the problem is refused, or the check fails.
+  Status measure(const CudaCase& c, CudaResult& result, const std::function<void(double)>& progress = {});
+
+ private:
+  struct Shared;
+  std::unique_ptr<Shared> shared_;
+};
 
 // Products of 2 D FLOP per visible pair that a pass with this many iterations needs.
 double products(const CudaCase& c, double iterations, bool cached_weights);
 
-// The accuracy the project promises for a case: relative norm of o (forward) or of the worst gradient (backward).
-double accuracy_gate(const CudaCase& c);
+// FLOP of one product.
+double product_flop(const CudaCase& c);
+
+// The least an iteration can take on an H200, in seconds: its products at the rate of a large plain one, or reading the
+// cached weights at the rate of a plain copy.
+double h200_iteration_floor(const CudaCase& c, bool cached_weights);
 
 }  // namespace lla::bench

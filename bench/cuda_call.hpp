@@ -31,9 +31,10 @@ class DeviceArray {
 
 // Host copies of the inputs, dense (batch, length, heads, dim), rounded to the case's type.
 struct CudaInputs {
-  std::vector<double> q, k, v, x, grad_o;
+  std::vector<double> q, k, v, x, grad_o;  // grad_o: where there is a backward pass
 };
 CudaInputs make_cuda_inputs(const CudaCase& c);
+bool same_inputs(const CudaCase& a, const CudaCase& b);
 
 class CudaCall {
  public:

@@ -7,6 +7,7 @@
 #include <ctime>
 #include <map>
 #include <memory>
+#include <stdexcept>
 
 #include <fmt/core.h>
 
@@ -25,6 +26,25 @@ const char* name(BenchWhat what) {
     case BenchWhat::decode: return "decode";
   }
   return "";
+}
+
+bench::Case case_of(const BenchOptions& o, DType default_dtype, int64_t dim, int64_t length) {
+  bench::Case c;
+  c.what = o.what == BenchWhat::forward    ? bench::What::forward
+           : o.what == BenchWhat::backward ? bench::What::backward
+                                           : bench::What::cg;
+  c.dtype = o.dtype == DType::none ? default_dtype : o.dtype;
+  c.batch = o.batch;
+  c.heads = o.heads;
+  c.length = length;
+  c.dim = dim;
+  c.kind = o.kind;
+  c.ridge = o.ridge;
+  c.causal = o.causal;
+  c.tolerance = o.tolerance;
+  c.solver = o.solver;
+  if (o.seconds > 0) c.seconds = o.seconds;
+  return c;
 }
 
 namespace {
@@ -74,6 +94,23 @@ void print(const BenchReport& report) {
   for (const std::string& note : report.notes) fmt::print("{}\n", note);
 }
 
+// As docs/benchmarks holds it.
+void print_markdown(const BenchReport& report) {
+  std::string head = "|", rule = "|";
+  for (const auto& column : report.columns) {
+    head += fmt::format(" {}{} |", column.title, column.unit.empty() ? "" : " " + column.unit);
+    rule += "---|";
+  }
+  fmt::print("\n{}\n{}\n", head, rule);
+  for (const auto& row : report.rows) {
+    std::string text = "|";
+    for (const std::string& cell : row) text += fmt::format(" {} |", cell);
+    fmt::print("{}\n", text);
+  }
+  fmt::print("\n");
+  for (const std::string& note : report.notes) fmt::print("{}\n", note);
+}
+
 std::string today() {
   const std::time_t now = std::time(nullptr);
   char text[16];
@@ -94,7 +131,8 @@ void write_json(const Command& command, const BenchReport& report) {
                                       {"tolerance", o.tolerance},
                                       {"solver", command.solver},
                                       {"results", report.records},
-                                      {"notes", report.notes}};
+                                      {"notes", report.notes},
+                                      {"failures", report.failures}};
   write_file(command.json, all.dump(2) + "\n");
 }
 
@@ -121,10 +159,16 @@ void run(Command& command) {
       shown = now;
     });
   }
-  fmt::print("lla {} {} on {}: {}, {}, ridge {}, tolerance {}, batch {}, heads {}\n{}\n", lla_version(), name(o.what), device.name,
-             command.kind, o.causal ? "causal" : "full", o.ridge, o.tolerance, o.batch, o.heads, lla_machine_description());
-  print(report);
+  const std::string heads = o.table ? "" : fmt::format(", batch {}, heads {}", o.batch, o.heads);
+  fmt::print("lla {} {} on {}: {}, {}, ridge {}, tolerance {}{}\n{}\n", lla_version(), name(o.what), device.name, command.kind,
+             o.causal ? "causal" : "full", o.ridge, o.tolerance, heads, lla_machine_description());
+  o.table ? print_markdown(report) : print(report);
   if (!command.json.empty()) write_json(command, report);
+  if (!report.failures.empty()) {
+    std::string text = fmt::format("{} cases were not measured:", report.failures.size());
+    for (const std::string& failure : report.failures) text += "\n  " + failure;
+    throw std::runtime_error(text);
+  }
 }
 
 void add(CLI::App& bench, BenchWhat what, const char* description) {
@@ -154,18 +198,26 @@ void add(CLI::App& bench, BenchWhat what, const char* description) {
       ->check(CLI::NonNegativeNumber.description(""))
       ->capture_default_str()
       ->type_name("X");
-  app->add_option("--seconds", o.seconds, "Time to spend on repeats of one case")->check(above_zero)->capture_default_str()->type_name("S");
+  app->add_option("--seconds", o.seconds, "Time to spend on repeats of one case (default: 1, with --table 0.1)")->check(above_zero)->type_name("S");
   app->add_option("--threads", o.threads, "CPU threads (default: the library's choice)")->check(from_one_to(4096))->type_name("T");
   app->add_flag("--full", command->full, "Every query sees every key (default: causal)");
   app->add_option("--weights", command->weights, "auto, recompute or cached; on a GPU")->check(CLI::IsMember(kWeights))->capture_default_str()->type_name("NAME");
   app->add_option("--implementation", o.implementation, "One implementation instead of the library's choice; on a GPU")->type_name("NAME");
-  if (what != BenchWhat::cg) {
-    app->add_flag("--given-x", o.given_x, "With x given instead of solved for (Parallax); on a GPU");  // whose iterations are counted out: no tolerance, no choice
+  if (what != BenchWhat::cg) {  // whose iterations are counted out: no tolerance, no choice
+    app->add_flag("--given-x", o.given_x, "With x given instead of solved for (Parallax); on a GPU");
+    app->add_flag("--table", o.table, "Every shape of docs/benchmarks, both kinds of weights and x given, in Markdown; on a GPU");
     app->add_option("--tolerance", o.tolerance, "Of the solver")->check(above_zero)->capture_default_str()->type_name("X");
     app->add_option("--solver", command->solver, "auto, cg or direct")->check(one_of(kSolvers))->capture_default_str()->type_name("NAME");
   }
   app->add_option("--json", command->json, "Also write the results to this file")->type_name("FILE");
-  app->callback([command] { run(*command); });
+  app->callback([command, app] {
+    for (const char* chosen : {"--length", "--dim", "--batch", "--heads", "--weights", "--given-x"}) {
+      if (command->options.table && app->count(chosen) > 0) {
+        throw CLI::ValidationError("--table", fmt::format("has its own shapes and weights, {} cannot be given", chosen));
+      }
+    }
+    run(*command);
+  });
 }
 
 }  // namespace

@@ -8,8 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "data/data.hpp"
-#include "lla/lla.hpp"
+#include "bench/case.hpp"
 
 namespace lla::app {
 
@@ -31,9 +30,13 @@ struct BenchOptions {
   Weights weights = Weights::automatic;
   bool given_x = false;        // Parallax instead of a solve
   std::string implementation;  // empty: the library's choice
-  int threads = 0;       // 0: the library's choice
-  double seconds = 1.0;  // per case
+  int threads = 0;             // 0: the library's choice
+  double seconds = 0;          // per case; 0: the default
+  bool table = false;          // every shape of docs/benchmarks instead of lengths and dims
 };
+
+// The case of these options; default_dtype where they name none.
+bench::Case case_of(const BenchOptions& o, DType default_dtype, int64_t dim, int64_t length);
 
 // A table for people, the same as records for machines, and sentences that belong under the table.
 struct BenchReport {
@@ -44,6 +47,7 @@ struct BenchReport {
   std::vector<Column> columns;
   std::vector<std::vector<std::string>> rows;
   std::vector<std::string> notes;
+  std::vector<std::string> failures;  // cases without a result, with the reason: the command fails after printing the rest
   nlohmann::ordered_json records = nlohmann::ordered_json::array();
 };
 

@@ -17,25 +17,12 @@ std::string refuse(const BenchOptions& o) {
   if (o.given_x || o.weights != Weights::automatic || !o.implementation.empty()) {
     return "--given-x, --weights and --implementation are for --device cuda";
   }
+  if (o.table) return "--table is for --device cuda";
   return {};
 }
 
 bench::CpuCase make_case(const BenchOptions& o, int64_t dim, int64_t length) {
-  bench::CpuCase c;
-  c.what = o.what == BenchWhat::forward ? bench::What::forward : o.what == BenchWhat::backward ? bench::What::backward : bench::What::cg;
-  c.dtype = o.dtype == DType::none ? DType::f32 : o.dtype;
-  c.batch = o.batch;
-  c.heads = o.heads;
-  c.length = length;
-  c.dim = dim;
-  c.kind = o.kind;
-  c.ridge = o.ridge;
-  c.causal = o.causal;
-  c.tolerance = o.tolerance;
-  c.solver = o.solver;
-  c.threads = o.threads;
-  c.seconds = o.seconds;
-  return c;
+  return {case_of(o, DType::f32, dim, length), o.threads};
 }
 
 void require(const Status& status) {

@@ -4,8 +4,7 @@
 
 #include <fmt/core.h>
 
-#include "bench.hpp"
-#include "bench/cuda_bench.hpp"
+#include "bench_cuda.hpp"
 #include "core/text.hpp"
 #include "plan/machine.hpp"
 
@@ -16,29 +15,16 @@ std::string refuse(const BenchOptions& o) {
   if (o.what == BenchWhat::decode) return "there is no decode kernel for CUDA yet; forward with Lq = 1 is what runs";
   if (o.what == BenchWhat::cg && o.given_x) return "with x given there is nothing to iterate";
   if (o.threads != 0) return "--threads is for the CPU";
+  if (o.table && o.what == BenchWhat::cg) return "bench forward --table has the times of one iteration, too";
   const core::CudaDevice device = core::this_machine(0).cuda;
   return device.present ? "" : "no CUDA device: " + device.absent_reason;
 }
 
 bench::CudaCase make_case(const BenchOptions& o, int64_t dim, int64_t length) {
-  bench::CudaCase c;
-  c.what = o.what == BenchWhat::forward    ? bench::What::forward
-           : o.what == BenchWhat::backward ? bench::What::backward
-                                           : bench::What::cg;
+  bench::CudaCase c(case_of(o, DType::bf16, dim, length));
   c.implementation = o.implementation;
-  c.dtype = o.dtype == DType::none ? DType::bf16 : o.dtype;
-  c.batch = o.batch;
-  c.heads = o.heads;
-  c.length = length;
-  c.dim = dim;
-  c.kind = o.kind;
-  c.ridge = o.ridge;
   c.given_x = o.given_x;
-  c.causal = o.causal;
-  c.tolerance = o.tolerance;
-  c.solver = o.solver;
   c.weights = o.weights;
-  c.seconds = o.seconds;
   return c;
 }
 
@@ -51,31 +37,11 @@ void add_row(const bench::CudaCase& c, const bench::CudaResult& r, BenchReport& 
        solves ? fmt::format("{}", r.most_iterations) : "-", r.cached_weights ? "cached" : "recomputed",
        fmt::format("{:.1f}", 100 * r.direct_rows), fmt::format("{:.1e} {}", r.error, r.worst_output),
        fmt::format("{:.1f}", static_cast<double>(r.workspace_bytes) / (1 << 20))});
-  report.records.push_back({{"gpu", r.device},
-                            {"implementation", r.implementation},
-                            {"dtype", core::name(c.dtype)},
-                            {"dim", c.dim},
-                            {"batch", c.batch},
-                            {"heads", c.heads},
-                            {"length", c.length},
-                            {"given_x", c.given_x},
-                            {"seconds", r.seconds},
-                            {"fastest", r.fastest},
-                            {"slowest", r.slowest},
-                            {"repeats", r.repeats},
-                            {"tflops", r.tflops},
-                            {"iterations", r.iterations},
-                            {"most_iterations", r.most_iterations},
-                            {"cached_weights", r.cached_weights},
-                            {"direct_rows", r.direct_rows},
-                            {"error", r.error},
-                            {"worst_output", r.worst_output},
-                            {"gate", r.gate},
-                            {"workspace_bytes", r.workspace_bytes},
-                            {"plan", r.plan}});
+  report.records.push_back(cuda_record(c, r));
 }
 
 void run(const BenchOptions& o, BenchReport& report, const std::function<void(double)>& progress) {
+  if (o.table) return run_cuda_table(o, report, progress);
   const std::vector<int64_t> dims = o.dims.empty() ? std::vector<int64_t>{64, 128} : o.dims;
   const std::vector<int64_t> lengths = o.lengths.empty() ? std::vector<int64_t>{1024, 4096} : o.lengths;
   report.columns = {{"implementation", ""},
@@ -92,13 +58,14 @@ void run(const BenchOptions& o, BenchReport& report, const std::function<void(do
                     {"direct", "% of rows"},
                     {"error", "worst"},
                     {"workspace", "MiB"}};
+  bench::CudaBench bench;
   double done = 0;
   const double steps = static_cast<double>(dims.size() * lengths.size());
   for (int64_t dim : dims) {
     for (int64_t length : lengths) {
       const bench::CudaCase c = make_case(o, dim, length);
       bench::CudaResult result;
-      const Status status = bench::measure_cuda(c, result, [&](double part) { progress((done + part) / steps); });
+      const Status status = bench.measure(c, result, [&](double part) { progress((done + part) / steps); });
       if (!status) throw std::runtime_error(fmt::format("D = {}, n = {}: {}", dim, length, status.message()));
       add_row(c, result, report);
       progress(++done / steps);
@@ -114,6 +81,34 @@ void run(const BenchOptions& o, BenchReport& report, const std::function<void(do
 }
 
 }  // namespace
+
+nlohmann::ordered_json cuda_record(const bench::CudaCase& c, const bench::CudaResult& r) {
+  return {{"gpu", r.device},
+          {"implementation", r.implementation},
+          {"dtype", core::name(c.dtype)},
+          {"dim", c.dim},
+          {"batch", c.batch},
+          {"heads", c.heads},
+          {"length", c.length},
+          {"given_x", c.given_x},
+          {"seconds", r.seconds},
+          {"fastest", r.fastest},
+          {"slowest", r.slowest},
+          {"repeats", r.repeats},
+          {"tflops", r.tflops},
+          {"iterations", r.iterations},
+          {"block_iterations", r.block_iterations},
+          {"most_iterations", r.most_iterations},
+          {"iteration_seconds", r.iteration_seconds},
+          {"iteration_tflops", r.iteration_tflops},
+          {"cached_weights", r.cached_weights},
+          {"direct_rows", r.direct_rows},
+          {"error", r.error},
+          {"worst_output", r.worst_output},
+          {"gate", r.gate},
+          {"workspace_bytes", r.workspace_bytes},
+          {"plan", r.plan}};
+}
 
 const BenchDevice cuda_bench = {"cuda", refuse, run};
 

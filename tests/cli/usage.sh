@@ -31,6 +31,10 @@ expect 2 'this build has no "gpu"; it has .*reference' check --quick --implement
 expect 2 'reference is what the others are compared with' check --quick --implementation reference
 expect 2 'tpu.* not in' check --quick --device tpu
 
+expect 2 'table is for --device cuda' bench forward --table
+expect 2 'has its own shapes and weights, --dim' bench backward --table --dim 64
+expect 0 'GFLOP/s' bench forward --length 64 --dim 8 --seconds 0.01
+
 # Machine-readable output is valid and complete.
 python3 - "$lla" <<'PYTHON' || failures=$((failures + 1))
 import json, subprocess, sys
