@@ -147,5 +147,34 @@ TEST(Sm90Backward, OperandsOfAnyRowsFitHalfPrecision) {
   }
 }
 
+// Rows of random logits, some with a key far above the rest, and their weights rounded as the kernels do.
+TEST(Sm90Backward, TheBoundOfTheOtherWeightsHoldsAndIsTight) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  for (int row = 0; row < 2000; ++row) {
+    const int keys = 1 + row % 50;
+    const float lead = static_cast<float>(row % 37);
+    std::vector<double> logits(static_cast<size_t>(keys));
+    for (double& l : logits) l = 2 * normal(random);
+    logits[static_cast<size_t>(row) % logits.size()] += lead;
+    const double max = std::ceil(*std::max_element(logits.begin(), logits.end()));
+    double omega = 0, mean = 0, largest = 0;
+    for (const double l : logits) {
+      const double step = std::exp2(std::max(-24.0, std::floor(l - max + 15) - 10));  // of fp16 at 2^15 exp2(l - max)
+      const double weight = std::round(std::exp2(l - max + 15) / step) * step;
+      omega += weight, mean += weight * l, largest = std::max(largest, weight);
+    }
+    mean /= omega;
+    const double rest = 1 - largest / omega;
+    const float bound = rest_bound(std::exp2(static_cast<float>(mean - max)), static_cast<float>(omega / 32768));
+    EXPECT_GE(bound, rest) << row;
+    EXPECT_LE(bound, 1) << row;
+    if (lead > 25) {
+      EXPECT_LE(bound, 0x1p-9f + 30 * rest) << row;
+    }
+  }
+  EXPECT_EQ(rest_bound(0, 0), 1);  // no keys
+}
+
 }  // namespace
 }  // namespace lla::cuda::sm90

@@ -142,16 +142,19 @@ TEST_P(GpuGivenX, SavedStatistics) {
   }
 }
 
-// The gradients take what this forward saved, for both types of x.
+// The gradients take what this forward saved, for both types of x. On self nearly all weight lies on one key.
 TEST_P(GpuGivenX, Gradients) {
-  for (const DType x_dtype : kTypesOfX) {
-    for (const int64_t dim : {64, 128}) {
-      const Spec spec = given(400, dim, x_dtype);
-      LLA_SKIP_UNLESS_TAKEN(spec);
-      const Inputs inputs = make_inputs(spec, data::Kind::cluster, 0, 34);
-      const Backward got = run_backward(spec, inputs, implementation());
-      ASSERT_EQ(got.status, LLA_OK) << got.message;
-      expect_gradients(spec, got, gpu_oracle_backward(spec, inputs), 6e-3);
+  for (const data::Kind kind : {data::Kind::cluster, data::Kind::self}) {
+    for (const DType x_dtype : kTypesOfX) {
+      for (const int64_t dim : {64, 128}) {
+        SCOPED_TRACE(data::name(kind));
+        const Spec spec = given(400, dim, x_dtype);
+        LLA_SKIP_UNLESS_TAKEN(spec);
+        const Inputs inputs = make_inputs(spec, kind, 0, 34);
+        const Backward got = run_backward(spec, inputs, implementation());
+        ASSERT_EQ(got.status, LLA_OK) << got.message;
+        expect_gradients(spec, got, gpu_oracle_backward(spec, inputs), 6e-3);
+      }
     }
   }
 }

@@ -52,6 +52,15 @@ constexpr RowExponents row_exponents(int q, int g, int x, int y, int g_norm, int
 // beside the scaled elements: so not below -16.
 constexpr int rest_exponent(float rest) { return larger(-16, smaller(0, exponent_above(rest))); }
 
+// A bound of that weight (1: nothing known) for rows whose weights nobody has walked through. The mean of the logits,
+// scale q·(mean key), is no more than the largest, so the row's largest weight is at least 2^(mean - max) / omega, with
+// max and omega as saved. Added is what fp16 weights and fp32 sums may be off by.
+constexpr float rest_bound(float power_of_mean, float omega) {
+  if (!(omega > 0 && omega < 2)) return 1;  // no weight above a half
+  const float rest = 1 - power_of_mean / omega + 0x1p-10f;
+  return rest < 1 ? rest : 1;
+}
+
 // A row may fall this far below its head's largest before its factors stop following: beyond that it could not show in
 // the sum anyway, and its other uses (the scores, E) must not run out of bits.
 inline constexpr int kSpread = 12;

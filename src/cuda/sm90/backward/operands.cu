@@ -11,6 +11,7 @@ namespace lla::cuda::sm90 {
 namespace {
 
 constexpr int kThreads = 256;
+constexpr float kLog2E = 1.44269504088896340736f;
 
 // The head and rows of a block.
 struct Place {
@@ -101,10 +102,19 @@ __device__ __forceinline__ void read_row(RowData& r, const OperandParams& p, con
   }
   r.bad = !(all_finite(r.q) && all_finite(r.g) && all_finite(r.x) && all_finite(r.y));
   int rest = 0;
+  float omega = 0, max = 0;
   if (here) {
     const int64_t row = place.row0 + position;
-    r.bad |= !(finite(p.max[row]) && finite(p.omega[row]) && (p.c == nullptr || finite(p.c[row])));
+    omega = p.omega[row], max = p.max[row];
+    r.bad |= !(finite(max) && finite(omega) && (p.c == nullptr || finite(p.c[row])));
     if (p.rest != nullptr) rest = rest_exponent(p.rest[row]);
+  }
+  if (p.rest == nullptr) {  // the same for all rows, so every lane takes part in the sum
+    float mean[8], logit = 0;
+    load(mean, p.mean_k, place, here ? position : place.first, here && omega < 2 ? column : kLanes * 8, p.dim);
+    for (int i = 0; i < 8; ++i) logit = fmaf(r.q[i], mean[i], logit);
+    logit = row_sum<kLanes>(logit) * p.scale * kLog2E;
+    rest = rest_exponent(rest_bound(exp2f(logit - max), omega));
   }
   const uint32_t lanes = (kLanes == 32 ? 0xffffffffu : ((1u << kLanes) - 1)) << (threadIdx.x % 32 / kLanes * kLanes);
   r.bad = (__ballot_sync(0xffffffffu, r.bad) & lanes) != 0;
@@ -255,7 +265,7 @@ __global__ void __launch_bounds__(kThreads, 3) operands_kernel(const __grid_cons
     RowConstants c;
     c.inverse = omega > 0 ? 1.f / omega : 0.f;
     c.inverse_ds = c.inverse * p.scale * power_of_two(alpha + beta - alpha_beta - 1 - head.scale);
-    c.logit = p.scale * 1.44269504088896340736f * power_of_two(-(alpha_beta + head.q + key_scale));
+    c.logit = p.scale * kLog2E * power_of_two(-(alpha_beta + head.q + key_scale));
     c.shift = 15.f - p.max[at];
     c.edge = power_of_two(-(alpha + beta + head.rows + key_scale));
     c.a0 = (1.f - e_mean) * power_of_two(-alpha);

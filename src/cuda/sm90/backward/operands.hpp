@@ -18,7 +18,8 @@ struct OperandParams {
   Rows x, y;    // data null: taken as zero, and their operands are not written
   Rows mean_k, mean_v;
   const float *max, *omega;  // saved, per row
-  const float *c, *rest;     // per row, of the solve: c, and the weight that is not the largest key's; null: 0 and 1
+  const float *c, *rest;  // per row, of the solve: c, and the weight that is not the largest key's; null: c is 0, and the
+                          // weight is bounded by what was saved
   const HeadStatistics* heads;
   HeadBounds* bounds;  // zeroed before
   float* head_scales;  // two per (batch, key head): see KeyPassParams
