@@ -1,6 +1,6 @@
-// Two small kernels, both bound by memory: the largest finite magnitude of every head, then the scaled copies.
-// A row with a non-finite element is written as zeros and marked: it cannot disturb anyone who does not see it, and the
-// forward kernel makes the rows that do see it NaN.
+// Two small kernels, both bound by memory: the largest finite magnitude of every head, then the scaled copies; one
+// kernel for both where heads are short. A row with a non-finite element is written as zeros and marked: it cannot
+// disturb anyone who does not see it, and the forward kernel makes the rows that do see it NaN.
 #include "cuda/common/runtime.hpp"
 #include "cuda/sm90/prepass.hpp"
 #include "cuda/sm90/rows.cuh"
@@ -23,10 +23,11 @@ __device__ __forceinline__ Part part_of_block(const PrepassParams& p) {
   return {static_cast<int32_t>(head), first, min(first + kRowsPerBlock, p.positions)};
 }
 
-// Largest over the block, in every thread of warp 0's lane 0 only.
+// Largest over the block, in every thread.
 __device__ __forceinline__ float block_max(float x) {
   __shared__ float warps[kThreads / 32];
   for (int mask = 16; mask > 0; mask /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, mask));
+  __syncthreads();  // the last call's readers are done
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = x;
   __syncthreads();
   x = warps[threadIdx.x % (kThreads / 32)];
@@ -34,9 +35,8 @@ __device__ __forceinline__ float block_max(float x) {
   return x;
 }
 
-__global__ void __launch_bounds__(kThreads) largest_kernel(const __grid_constant__ PrepassParams p) {
-  const PrepassOperand& operand = p.operand[blockIdx.y];
-  const Part part = part_of_block(p);
+// Largest finite magnitude of a part, in every thread.
+__device__ __forceinline__ float largest_of(const PrepassParams& p, const PrepassOperand& operand, const Part& part) {
   const int eights = operand.dim / 8;
   const int batch = part.head / p.heads_kv, head = part.head % p.heads_kv;
   float largest = 0;
@@ -45,20 +45,17 @@ __global__ void __launch_bounds__(kThreads) largest_kernel(const __grid_constant
     load_eight(x, row_pointer(operand.rows, batch, part.first + i / eights, head), i % eights * 8, operand.rows);
     for (int j = 0; j < 8; ++j) largest = finite(x[j]) ? fmaxf(largest, fabsf(x[j])) : largest;
   }
-  largest = block_max(largest);
-  HeadStatistics& to = p.heads[part.head];
-  if (threadIdx.x == 0) atomicMax(operand.keys ? &to.largest_key : &to.largest_value, __float_as_uint(largest));
+  return block_max(largest);
 }
 
+// Writes the scaled copy of a part, marks its bad rows and counts them in `bad_rows`. Returns the largest squared norm
+// among the rows this thread took part in.
 template <int kPadded>
-__global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ PrepassParams p) {
+__device__ __forceinline__ float copy_part(const PrepassParams& p, const PrepassOperand& operand, const Part& part,
+                                           float largest, uint32_t* bad_rows) {
   constexpr int kLanes = kPadded / 8;  // threads of a row
-  const PrepassOperand& operand = p.operand[blockIdx.y];
-  const Part part = part_of_block(p);
   const int batch = part.head / p.heads_kv, head = part.head % p.heads_kv;
-  HeadStatistics& statistics = p.heads[part.head];
-  const float scale =
-      power_of_two_scale(__uint_as_float(operand.keys ? statistics.largest_key : statistics.largest_value));
+  const float scale = power_of_two_scale(largest);
   const int lane = threadIdx.x % kLanes;
   const int64_t first_row = int64_t{part.head} * p.positions;
   float largest_norm = 0;
@@ -71,7 +68,8 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ 
     }
     bool bad = false;
     for (int j = 0; j < 8; ++j) bad |= !finite(x[j]);
-    const uint32_t row_mask = (kLanes == 32 ? 0xffffffffu : ((1u << kLanes) - 1)) << (threadIdx.x % 32 / kLanes * kLanes);
+    const uint32_t row_mask = (kLanes == 32 ? 0xffffffffu : ((1u << kLanes) - 1))
+                              << (threadIdx.x % 32 / kLanes * kLanes);
     bad = (__ballot_sync(0xffffffffu, bad) & row_mask) != 0;
     uint32_t words[4];
     float norm = 0;
@@ -88,18 +86,68 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ 
         make_uint4(words[0], words[1], words[2], words[3]);
     if (lane == 0) {
       operand.bad[first_row + position] = bad;
-      if (bad) atomicAdd(&statistics.bad_keys, 1u);
+      if (bad) atomicAdd(bad_rows, 1u);
     }
   }
+  return largest_norm;
+}
+
+// A little more than the rounded root, so that it stays a bound.
+__device__ __forceinline__ uint32_t norm_bound(float largest_squared) {
+  return __float_as_uint(sqrtf(largest_squared) * 1.0001f);
+}
+
+__global__ void __launch_bounds__(kThreads) largest_kernel(const __grid_constant__ PrepassParams p) {
+  const PrepassOperand& operand = p.operand[blockIdx.y];
+  const Part part = part_of_block(p);
+  const float largest = largest_of(p, operand, part);
+  HeadStatistics& to = p.heads[part.head];
+  if (threadIdx.x == 0) atomicMax(operand.keys ? &to.largest_key : &to.largest_value, __float_as_uint(largest));
+}
+
+template <int kPadded>
+__global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ PrepassParams p) {
+  const PrepassOperand& operand = p.operand[blockIdx.y];
+  const Part part = part_of_block(p);
+  HeadStatistics& statistics = p.heads[part.head];
+  const float largest = __uint_as_float(operand.keys ? statistics.largest_key : statistics.largest_value);
+  float largest_norm = copy_part<kPadded>(p, operand, part, largest, &statistics.bad_keys);
   if (!operand.keys) return;
   largest_norm = block_max(largest_norm);
-  // A little more than the rounded root, so that it stays a bound.
-  if (threadIdx.x == 0) atomicMax(&statistics.largest_norm, __float_as_uint(sqrtf(largest_norm) * 1.0001f));
+  if (threadIdx.x == 0) atomicMax(&statistics.largest_norm, norm_bound(largest_norm));
+}
+
+// Everything for heads that one block can take: nothing need be cleared before it.
+template <int kPadded>
+__global__ void __launch_bounds__(kThreads) whole_heads_kernel(const __grid_constant__ PrepassParams p) {
+  __shared__ uint32_t bad_rows;
+  if (threadIdx.x == 0) {
+    bad_rows = 0;
+    if (blockIdx.x == 0) *p.header = Header{};
+  }
+  const Part part{static_cast<int32_t>(blockIdx.x), 0, p.positions};
+  // The first maximum's barriers stand between the zero above and the counting.
+  const float largest_key = largest_of(p, p.operand[0], part);
+  const float largest_norm = block_max(copy_part<kPadded>(p, p.operand[0], part, largest_key, &bad_rows));
+  const float largest_value = largest_of(p, p.operand[1], part);
+  copy_part<kPadded>(p, p.operand[1], part, largest_value, &bad_rows);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    p.heads[part.head] = {__float_as_uint(largest_key), __float_as_uint(largest_value), norm_bound(largest_norm),
+                          bad_rows};
+  }
 }
 
 }  // namespace
 
 Status run_prepass(const PrepassParams& params, cudaStream_t stream) {
+  if (params.positions <= kRowsPerBlock && params.head_count > 0) {
+    const auto kernel = params.padded == 64 ? whole_heads_kernel<64> : whole_heads_kernel<128>;
+    kernel<<<params.head_count, kThreads, 0, stream>>>(params);
+    return launched("the pre-pass over keys and values");
+  }
+  LLA_RETURN_IF_ERROR(to_status(cudaMemsetAsync(params.header, 0, static_cast<size_t>(params.zeroed_bytes), stream),
+                                "clearing the pre-pass's counters"));
   const int64_t parts = (int64_t{params.positions} + kRowsPerBlock - 1) / kRowsPerBlock;
   const dim3 grid(static_cast<unsigned>(parts * params.head_count), 2);
   if (grid.x == 0) return {};

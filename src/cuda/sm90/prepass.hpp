@@ -10,21 +10,24 @@ namespace lla::cuda::sm90 {
 // One tensor of the call (keys or values) and where its copy goes.
 struct PrepassOperand {
   Rows rows;
-  int32_t dim;         // its own; the copy is padded with zeros
-  uint16_t* copy;      // fp16, [head][position][padded]
-  uint8_t* bad;        // per [head][position]
-  bool keys;           // keys: their largest norm is wanted, too
+  int32_t dim;     // its own; the copy is padded with zeros
+  uint16_t* copy;  // fp16, [head][position][padded]
+  uint8_t* bad;    // per [head][position]
+  bool keys;       // keys: their largest norm is wanted, too
 };
 
 struct PrepassParams {
   PrepassOperand operand[2];
+  Header* header;  // cleared by the pre-pass
   HeadStatistics* heads;
-  int32_t head_count;  // (batch or 1) * heads_kv
+  int64_t zeroed_bytes;  // from the header to the end of the statistics
+  int32_t head_count;    // (batch or 1) * heads_kv
   int32_t heads_kv;
-  int32_t positions;   // per head: seqlen_k, packed total_k
-  int32_t padded;      // 64 or 128
+  int32_t positions;  // per head: seqlen_k, packed total_k
+  int32_t padded;     // 64 or 128
 };
 
+// One kernel where a block takes a whole head, else a clearing and two kernels: few launches matter to small problems.
 Status run_prepass(const PrepassParams& params, cudaStream_t stream);
 
 }  // namespace lla::cuda::sm90

@@ -46,9 +46,6 @@ struct Run {
   int64_t keys_per_head() const { return p.packed ? p.total_k : p.seqlen_k; }
 
   Status clear() const {
-    Status s =
-        to_status(cudaMemsetAsync(call.workspace, 0, layout.forward.zeroed_bytes, stream), "clearing the workspace");
-    if (!s) return s;
     return to_status(cudaMemsetAsync(at<char>(layout.bounds), 0, layout.bounds_bytes, stream),
                      "clearing the workspace");
   }
@@ -59,7 +56,9 @@ struct Run {
                          at<uint8_t>(layout.forward.bad_keys), true};
     params.operand[1] = {rows_of(call.v), static_cast<int32_t>(p.value_dim), at<uint16_t>(layout.forward.values),
                          at<uint8_t>(layout.forward.bad_values), false};
+    params.header = at<Header>(layout.forward.header);
     params.heads = at<HeadStatistics>(layout.forward.head_statistics);
+    params.zeroed_bytes = layout.forward.zeroed_bytes;
     params.head_count = static_cast<int32_t>(key_heads());
     params.heads_kv = static_cast<int32_t>(p.heads_kv);
     params.positions = static_cast<int32_t>(keys_per_head());

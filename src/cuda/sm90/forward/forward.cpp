@@ -66,7 +66,9 @@ PrepassParams prepass_of(const ForwardCall& call, const WorkspaceLayout& at) {
                     reinterpret_cast<uint8_t*>(base + at.bad_keys), true};
   out.operand[1] = {rows_of(call.v), static_cast<int32_t>(p.value_dim), reinterpret_cast<uint16_t*>(base + at.values),
                     reinterpret_cast<uint8_t*>(base + at.bad_values), false};
+  out.header = reinterpret_cast<Header*>(base + at.header);
   out.heads = reinterpret_cast<HeadStatistics*>(base + at.head_statistics);
+  out.zeroed_bytes = at.zeroed_bytes;
   out.head_count = static_cast<int32_t>((p.packed ? 1 : p.batch) * p.heads_kv);
   out.heads_kv = static_cast<int32_t>(p.heads_kv);
   out.positions = static_cast<int32_t>(p.packed ? p.total_k : p.seqlen_k);
@@ -88,7 +90,6 @@ Status forward(const ForwardCall& call, const core::Plan& plan) {
   const WorkspaceLayout at = forward_layout(p, plan);
   std::byte* const base = static_cast<std::byte*>(call.workspace);
 
-  LLA_RETURN_IF_ERROR(to_status(cudaMemsetAsync(base, 0, static_cast<size_t>(at.zeroed_bytes), stream), "clearing counters"));
   const PrepassParams prepass = prepass_of(call, at);
   LLA_RETURN_IF_ERROR(run_prepass(prepass, stream));
 
