@@ -4,8 +4,9 @@
     python bench/python_overhead.py [--device cuda]
 
 "host" is the time of a call on the host (on a GPU nothing waits), "C call" that of lla_forward alone with the same
-tensors and a workspace at hand, and "Python adds" the difference. On a GPU also the latency of a call followed by a
-synchronisation, and that of the same kernels replayed as a CUDA graph."""
+tensors and a workspace at hand, "over C" the difference. On a GPU "loop" is what a call takes when many follow one
+another, waiting for the last; "kernels" what the device is busy for (a CUDA graph of 20 calls), "over kernels" the
+difference: what calling from Python adds."""
 import argparse
 import ctypes
 import time
@@ -15,20 +16,46 @@ import torch.nn.functional as F
 
 import lla
 
+CALLS = 50
+GRAPH_CALLS = 20
 
-def per_call(function, repeats, synchronise):
-    """Median over batches of the microseconds a call takes."""
+
+def median(values):
+    return sorted(values)[len(values) // 2]
+
+
+def per_call(function, synchronise):
+    """Microseconds a call takes on the host, and with what it started: medians over batches of calls."""
     for _ in range(20):
         function()
     synchronise()
-    batches = []
+    host, loop = [], []
     for _ in range(15):
         start = time.perf_counter()
-        for _ in range(repeats):
+        for _ in range(CALLS):
             function()
-        batches.append((time.perf_counter() - start) / repeats * 1e6)
+        host.append((time.perf_counter() - start) / CALLS * 1e6)
         synchronise()
-    return sorted(batches)[len(batches) // 2]
+        loop.append((time.perf_counter() - start) / CALLS * 1e6)
+    return median(host), median(loop)
+
+
+def kernel_time(function):
+    """Microseconds the device is busy with a call."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(GRAPH_CALLS):
+            function()
+    graph.replay()
+    times = []
+    for _ in range(15):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / GRAPH_CALLS * 1e3)
+    return median(times)
 
 
 class View(ctypes.Structure):
@@ -97,33 +124,35 @@ def main():
     ridge, x = torch.rand(1, 16, 2, device=device), torch.zeros_like(q)
     trained = [t.clone().requires_grad_() for t in (q, k, v, ridge)]
     bhld = [t.transpose(1, 2).contiguous() for t in (q, k, v)]
+    trained_bhld = [t.clone().requires_grad_() for t in bhld]
+    g = torch.ones_like(q)
     calls = {
         "lla_attention": (lambda: lla.lla_attention(q, k, v, ridge), c_call(q, k, v, ridge)),
-        "lla_attention, ridge a number": (lambda: lla.lla_attention(q, k, v, 0.1), None),
-        "lla_attention, gradients wanted": (lambda: lla.lla_attention(*trained), None),
+        "  ridge a number": (lambda: lla.lla_attention(q, k, v, 0.1), None),
+        "  gradients wanted": (lambda: lla.lla_attention(*trained), None),
+        "  and taken": (lambda: torch.autograd.grad(lla.lla_attention(*trained), trained, g), None),
         "parallax_attention": (lambda: lla.parallax_attention(q, k, v, x), c_call(q, k, v, x=x)),
-        "torch scaled_dot_product_attention": (lambda: F.scaled_dot_product_attention(*bhld, is_causal=True), None),
+        "scaled_dot_product_attention": (lambda: F.scaled_dot_product_attention(*bhld, is_causal=True), None),
+        "  gradients wanted and taken": (lambda: torch.autograd.grad(
+            F.scaled_dot_product_attention(*trained_bhld, is_causal=True), trained_bhld, torch.ones_like(bhld[0])), None),
     }
     name = torch.cuda.get_device_name() if cuda else "CPU"
     print(f"{name}, torch {torch.__version__}, q {tuple(q.shape)} {dtype}; us per call")
     if cuda:
         _, info = lla.lla_attention(q, k, v, ridge, return_info=True)
         print(info.plan.splitlines()[0])
-    print(f"{'':36}{'host':>8}{'C call':>8}{'Python adds':>13}" + (f"{'latency':>10}{'as graph':>10}" if cuda else ""))
+    print(f"{'':30}{'host':>8}{'C call':>8}{'over C':>8}" + (f"{'loop':>8}{'kernels':>9}{'over kernels':>14}" if cuda else ""))
     for name, (call, direct) in calls.items():
-        host = per_call(call, 50, synchronise)
-        line = f"{name:36}{host:8.1f}"
+        host, loop = per_call(call, synchronise)
+        line = f"{name:30}{host:8.1f}"
         if direct:
-            alone = per_call(direct, 50, synchronise)
-            line += f"{alone:8.1f}{host - alone:13.1f}"
+            alone, _ = per_call(direct, synchronise)
+            line += f"{alone:8.1f}{host - alone:8.1f}"
         else:
-            line += " " * 21
-        if cuda and "gradients" not in name:
-            latency = per_call(lambda: (call(), synchronise()), 50, synchronise)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                call()
-            line += f"{latency:10.1f}{per_call(lambda: (graph.replay(), synchronise()), 50, synchronise):10.1f}"
+            line += " " * 16
+        if cuda:
+            kernels = kernel_time(call)
+            line += f"{loop:8.1f}{kernels:9.1f}{loop - kernels:14.1f}"
         print(line, flush=True)
 
 

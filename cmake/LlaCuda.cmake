@@ -9,9 +9,15 @@ if(NOT LLA_CUDA STREQUAL "OFF")
     set(CMAKE_CUDA_ARCHITECTURES OFF)
     enable_language(CUDA)
     find_package(CUDAToolkit REQUIRED)
-    # The nvidia-cutlass wheel (installed without its dependencies) carries the headers.
+    # The nvidia-cutlass wheel (installed without its dependencies) carries the headers: in this checkout's environment, the
+    # active one, or that of the Python the operators are built for.
+    set(lla_environments ${CMAKE_CURRENT_SOURCE_DIR}/.venv $ENV{VIRTUAL_ENV})
+    if(Python_EXECUTABLE)
+      cmake_path(GET Python_EXECUTABLE PARENT_PATH lla_python_folder)
+      list(APPEND lla_environments ${lla_python_folder}/..)
+    endif()
     find_path(LLA_CUTLASS_INCLUDE_DIR cute/tensor.hpp
-      HINTS ${CMAKE_CURRENT_SOURCE_DIR}/.venv ENV LLA_CUTLASS_INCLUDE_DIR
+      HINTS ENV LLA_CUTLASS_INCLUDE_DIR ${lla_environments}
       PATH_SUFFIXES lib/python3.11/site-packages/cutlass_library/source/include
                     lib/python3.12/site-packages/cutlass_library/source/include
                     lib/python3.13/site-packages/cutlass_library/source/include)

@@ -171,6 +171,10 @@ class _EagerForward(torch.autograd.Function):
         return _gradients(ctx, grad_o) + (None, None)
 
 
+# Function.apply without its search for torch.func's wrappers, which run_forward has ruled out.
+_apply_eagerly = super(torch.autograd.Function, _EagerForward).apply
+
+
 class _TransformedForward(torch.autograd.Function):
     """The same once more in the form torch.func asks for, which is slower to call."""
 
@@ -205,7 +209,7 @@ def run_forward(save, info, *args):
             o, _, row_info = _TransformedForward.apply(*args[:5], args[5:], info)
             return o, row_info
         if save or forward_ad._current_level >= 0:  # the latter for torch's error: there is no forward derivative
-            result = _EagerForward.apply(*args[:5], args[5:], info)
+            result = _apply_eagerly(*args[:5], args[5:], info)
             return result if info else (result, None)
         if not info:  # has no autograd kernel to skip, and each argument left out saves 0.1 us
             plain = args[4] is None and args[5] is None and args[6:] == _DEFAULTS

@@ -1,6 +1,6 @@
 // Local Linear Attention for C++ programs that use libtorch: functions with gradients over the operators lla::forward
-// and lla::backward. Header only, compiled against your own torch; link (or dlopen) liblla_torch, which registers the
-// operators.
+// and lla::backward, or lla::inference where no gradient is wanted. Header only, compiled against your own torch; link
+// (or dlopen) liblla_torch, which registers the operators.
 //
 //     at::Tensor o = lla::torch::attention(q, k, v, ridge);            // (B, L, H, D), differentiable
 //     o.sum().backward();
@@ -43,6 +43,10 @@ using ForwardSignature = std::tuple<at::Tensor, at::Tensor, at::Tensor>(
     const at::Tensor&, const at::Tensor&, const at::Tensor&, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
     const MaybeTensor&, c10::SymInt, c10::SymInt, std::optional<double>, bool, c10::SymInt, c10::SymInt, double,
     int64_t, c10::string_view, MaybeText, bool, bool);
+using InferenceSignature = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const MaybeTensor&,
+                                      const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, c10::SymInt,
+                                      c10::SymInt, std::optional<double>, bool, c10::SymInt, c10::SymInt, double,
+                                      int64_t, c10::string_view, MaybeText);
 using BackwardSignature = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
     const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const MaybeTensor&, const MaybeTensor&,
     const at::Tensor&, const MaybeTensor&, const MaybeTensor&, c10::SymInt, c10::SymInt, std::optional<double>, bool,
@@ -54,6 +58,7 @@ auto find(const char* name) {
 }
 
 inline MaybeTensor maybe(const at::Tensor& tensor) { return tensor.defined() ? MaybeTensor(tensor) : std::nullopt; }
+inline MaybeText text(const std::optional<std::string>& value) { return value ? MaybeText(*value) : std::nullopt; }
 
 class Attention : public ::torch::autograd::Function<Attention> {
  public:
@@ -108,10 +113,21 @@ class Attention : public ::torch::autograd::Function<Attention> {
             at::Tensor(),
             at::Tensor()};
   }
-
- private:
-  static MaybeText text(const std::optional<std::string>& value) { return value ? MaybeText(*value) : std::nullopt; }
 };
+
+// Keeps what the backward pass needs only where there will be one.
+inline at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const MaybeTensor& ridge,
+                         const MaybeTensor& x, const Packing& packing, const Options& options) {
+  const auto learned = [](const MaybeTensor& tensor) { return tensor && tensor->requires_grad(); };
+  if (c10::GradMode::is_enabled() && (learned(q) || learned(k) || learned(v) || learned(ridge) || learned(x))) {
+    return Attention::apply(q, k, v, ridge, x, packing, options);
+  }
+  at::AutoDispatchBelowADInplaceOrView guard;
+  static const auto op = find<InferenceSignature>("lla::inference");
+  return op.call(q, k, v, ridge, x, maybe(packing.cu_seqlens_q), maybe(packing.cu_seqlens_k), packing.max_seqlen_q,
+                 packing.max_seqlen_k, options.scale, options.causal, options.window_left, options.window_right,
+                 options.tol, options.max_iterations, options.solver, text(options.implementation));
+}
 
 }  // namespace detail
 
@@ -119,19 +135,19 @@ class Attention : public ::torch::autograd::Function<Attention> {
 // Hq, D).
 inline at::Tensor attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& ridge,
                             const Options& options = {}) {
-  return detail::Attention::apply(q, k, v, detail::MaybeTensor(ridge), detail::MaybeTensor(), Packing{}, options);
+  return detail::attend(q, k, v, ridge, std::nullopt, Packing{}, options);
 }
 
 // Sequences packed one after the other: q (total_q, Hq, D) and so on.
 inline at::Tensor attention_varlen(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                    const at::Tensor& ridge, const Packing& packing, const Options& options = {}) {
-  return detail::Attention::apply(q, k, v, detail::MaybeTensor(ridge), detail::MaybeTensor(), packing, options);
+  return detail::attend(q, k, v, ridge, std::nullopt, packing, options);
 }
 
 // A given x (B, Lq, Hq, D) instead of a solve.
 inline at::Tensor parallax_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& x,
                                      const Options& options = {}) {
-  return detail::Attention::apply(q, k, v, detail::MaybeTensor(), detail::MaybeTensor(x), Packing{}, options);
+  return detail::attend(q, k, v, std::nullopt, x, Packing{}, options);
 }
 
 }  // namespace lla::torch
