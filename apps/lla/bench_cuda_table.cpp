@@ -111,7 +111,9 @@ void run_cuda_table(const BenchOptions& o, BenchReport& report, const std::funct
       if (o.seconds == 0) c.seconds = 0.1;
       CudaResult result;
       const Status status = bench.measure(c, result, [&](double part) { progress((done + part) / steps); });
-      if (!status) report.failures.push_back(fmt::format("{} {}: {}", name(c), variant.name, status.message()));
+      if (!status)
+        report.failures.push_back(
+            fmt::format("{}{}{}: {}", name(c), *variant.name ? ", " : "", variant.name, status.message()));
       report.rows.push_back(backward ? backward_row(c, result, variant, shape.targets)
                                      : forward_row(c, result, variant, shape.targets));
       if (status) report.records.push_back(cuda_record(c, result));
