@@ -24,20 +24,23 @@ def median(values):
     return sorted(values)[len(values) // 2]
 
 
-def per_call(function, synchronise):
-    """Microseconds a call takes on the host, and with what it started: medians over batches of calls."""
-    for _ in range(20):
-        function()
-    synchronise()
-    host, loop = [], []
-    for _ in range(15):
-        start = time.perf_counter()
-        for _ in range(CALLS):
+def per_call(functions, synchronise):
+    """Microseconds a call of each takes on the host, and with what it started: medians over batches of calls. The
+    functions take turns, for a host's speed changes while one measures."""
+    for function in functions:
+        for _ in range(20):
             function()
-        host.append((time.perf_counter() - start) / CALLS * 1e6)
-        synchronise()
-        loop.append((time.perf_counter() - start) / CALLS * 1e6)
-    return median(host), median(loop)
+    synchronise()
+    host, loop = ([[] for _ in functions] for _ in range(2))
+    for _ in range(31):
+        for function, its_host, its_loop in zip(functions, host, loop):
+            start = time.perf_counter()
+            for _ in range(CALLS):
+                function()
+            its_host.append((time.perf_counter() - start) / CALLS * 1e6)
+            synchronise()
+            its_loop.append((time.perf_counter() - start) / CALLS * 1e6)
+    return [(median(h), median(l)) for h, l in zip(host, loop)]
 
 
 def kernel_time(function):
@@ -119,6 +122,7 @@ def main():
     device = parser.parse_args().device
     cuda = device == "cuda"
     dtype = torch.bfloat16 if cuda else torch.float32
+    torch.manual_seed(1)
     synchronise = torch.cuda.synchronize if cuda else lambda: None
     q, k, v = (torch.randn(1, 16, 2, 64, device=device, dtype=dtype) for _ in range(3))
     ridge, x = torch.rand(1, 16, 2, device=device), torch.zeros_like(q)
@@ -143,11 +147,10 @@ def main():
         print(info.plan.splitlines()[0])
     print(f"{'':30}{'host':>8}{'C call':>8}{'over C':>8}" + (f"{'loop':>8}{'kernels':>9}{'over kernels':>14}" if cuda else ""))
     for name, (call, direct) in calls.items():
-        host, loop = per_call(call, synchronise)
+        (host, loop), *alone = per_call([call, direct] if direct else [call], synchronise)
         line = f"{name:30}{host:8.1f}"
         if direct:
-            alone, _ = per_call(direct, synchronise)
-            line += f"{alone:8.1f}{host - alone:8.1f}"
+            line += f"{alone[0][0]:8.1f}{host - alone[0][0]:8.1f}"
         else:
             line += " " * 16
         if cuda:

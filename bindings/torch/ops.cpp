@@ -311,8 +311,7 @@ STABLE_TORCH_LIBRARY(lla, m) {
   const std::string inputs = "Tensor q, Tensor k, Tensor v, Tensor? ridge, Tensor? x, ";
   m.def(("forward(" + inputs + kOptionsSchema + ", bool save, bool info) -> (Tensor o, Tensor saved, Tensor row_info)")
             .c_str());
-  m.def(("inference(Tensor q, Tensor k, Tensor v, Tensor? ridge, Tensor? x=None, " + kDefaultsSchema + ") -> Tensor")
-            .c_str());
+  m.def(("inference(" + inputs + kDefaultsSchema + ") -> Tensor").c_str());
   m.def(("backward(Tensor grad_o, " + inputs + "Tensor saved, " + kOptionsSchema +
          ", bool need_dq, bool need_dk, bool need_dv, bool need_dridge) -> (Tensor dq, Tensor dk, Tensor dv, Tensor "
          "dridge)")

@@ -72,7 +72,7 @@ def _(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
 
 
 @torch.library.register_fake("lla::inference")
-def _(q, k, v, ridge, x=None, cu_seqlens_q=None, cu_seqlens_k=None, *options):
+def _(q, k, v, ridge, x, cu_seqlens_q=None, cu_seqlens_k=None, *options):
     _check_shapes(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k)
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
@@ -196,9 +196,9 @@ class _TransformedForward(torch.autograd.Function):
         return _gradients(ctx, grad_o) + (None, None)
 
 
-def run_forward(save, info, *args):
+def run_forward(args, save, info):
     """(o, row information or None) by the shortest way: traced and autocast code by the dispatcher's rules, eager code
-    past them."""
+    past them. args: what lla::inference takes, all of it."""
     q = args[0]
     device_type = "cuda" if q.is_cuda else "cpu" if q.is_cpu else q.device.type
     if torch.compiler.is_compiling() or device_type not in _DEVICE_TYPES or torch.is_autocast_enabled(device_type):
@@ -212,8 +212,8 @@ def run_forward(save, info, *args):
             result = _apply_eagerly(*args[:5], args[5:], info)
             return result if info else (result, None)
         if not info:  # has no autograd kernel to skip, and each argument left out saves 0.1 us
-            plain = args[4] is None and args[5] is None and args[6:] == _DEFAULTS
-            return inference(*(args[:4] if plain else args)), None
+            plain = args[5] is None and args[6:] == _DEFAULTS
+            return inference(*(args[:5] if plain else args)), None
         with _below_autograd():
             o, _, row_info = forward(*args, save, info)
         return o, row_info

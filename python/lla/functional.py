@@ -82,7 +82,7 @@ def attend(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
     save = torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or (ridge if x is None else x).requires_grad)
     args = (q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options)
-    o, row_info = _ops.run_forward(save, return_info, *args)
+    o, row_info = _ops.run_forward(args, save, return_info)
     if not return_info:
         return o, None
     iterations, residual, status = row_info.unflatten(1, (*q.shape[:-3], q.shape[-2], q.shape[-3])).unbind(0)
