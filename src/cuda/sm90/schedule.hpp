@@ -35,12 +35,13 @@ struct Block {
 };
 
 constexpr Block block_of_item(const Shape& s, const int32_t* cu_q, const int32_t* cu_k, int64_t item) {
-  const int64_t per_level = int64_t{s.batch} * s.heads_q;
-  const int64_t level = item / per_level;
-  const int64_t within = item - level * per_level;
+  // 32 bits hold every item (the planner refuses more), and dividing by 64 takes a GPU long.
+  const uint32_t heads = static_cast<uint32_t>(s.heads_q), per_level = static_cast<uint32_t>(s.batch) * heads;
+  const uint32_t level = static_cast<uint32_t>(item) / per_level;
+  const uint32_t within = static_cast<uint32_t>(item) - level * per_level;
   Block b{};
-  b.batch = static_cast<int32_t>(within / s.heads_q);
-  b.head = static_cast<int32_t>(within - int64_t{b.batch} * s.heads_q);
+  b.batch = static_cast<int32_t>(within / heads);
+  b.head = static_cast<int32_t>(within - within / heads * heads);
   b.first_row = static_cast<int32_t>((s.q_blocks() - 1 - level) * kBlockRows);
   b.length_q = s.seqlen_q;
   b.length_k = s.seqlen_k;

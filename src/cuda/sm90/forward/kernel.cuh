@@ -25,7 +25,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   } else {
     take_registers<Config::kConsumerRegisters>();
     Consumer<Config> consumer{s, p, warpgroup - 1};
-    consumer.take_items([&] { consumer.run_item(); });
+    // Left to the compiler, a body of this size would become a function, and a call in it serialises all products.
+    consumer.take_items([&]() __attribute__((always_inline)) { consumer.run_item(); });
   }
 }
 

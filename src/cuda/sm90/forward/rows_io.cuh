@@ -8,48 +8,138 @@
 
 namespace lla::cuda::sm90 {
 
-// 64 rows (queries, or the gradient of o) as fp16, each row scaled by a power of two, into a swizzled tile. Rows that do not exist are zero; rows with
-// a non-finite element are zero with scale NaN. With kSplit what rounding leaves over goes into the tile `low`.
-template <int kDim, bool kSplit = false>
-__device__ __forceinline__ void load_rows(__half* tile, float* row_scale, const Rows& rows, int dim, float sign,
-                                          const Block& block, int first_row, int thread, __half* low = nullptr) {
-  constexpr int kLanes = kDim / 8;  // threads of a row
-  const int lane = thread % kLanes;
-#pragma unroll 4
-  for (int r = thread / kLanes; r < kGroupRows; r += kWarpgroup / kLanes) {
-    const int row = first_row + r;
-    float x[8] = {};
-    if (row < block.length_q && lane * 8 < dim) {
-      load_eight(x, row_pointer(rows, block.batch, int64_t{block.start_q} + row, block.head), lane * 8, rows);
-    }
-    float largest = 0;
-    bool bad = false;
+// 64 rows (queries, x, the gradient of o) as fp16, each scaled by a power of two, into a swizzled tile. Rows that do
+// not exist are zero; rows with a non-finite element are zero with scale NaN. In two steps, so that the loads of one or
+// of several operands are all in flight before the first is used. kWide: f32 rows; else 16-bit ones. Rows of the other
+// kind, and rows without vectors, are read one by one where they are written.
+template <int kDim, bool kWide = false>
+struct RowLoader {
+  static constexpr int kLanes = kDim / 8;  // threads of a row
+  static constexpr int kStep = kWarpgroup / kLanes, kCount = kGroupRows / kStep;
+
+  const Rows& rows;
+  const Block& block;
+  int dim, first_row, lane, row;                  // this thread's rows are row, row + kStep, ... of the 64
+  static constexpr int kVectors = kWide ? 2 : 1;  // of eight elements
+  uint4 words[kCount][kVectors];
+
+  __device__ __forceinline__ RowLoader(const Rows& from, int dimensions, const Block& of, int first, int thread)
+      : rows(from), block(of), dim(dimensions), first_row(first), lane(thread % kLanes), row(thread / kLanes) {}
+
+  __device__ __forceinline__ bool here(int i) const {
+    return first_row + row + i * kStep < block.length_q && lane * 8 < dim;
+  }
+  // Of the last row for one that does not exist.
+  __device__ __forceinline__ const void* pointer(int i) const {
+    const int place = min(first_row + row + i * kStep, block.length_q - 1);
+    return row_pointer(rows, block.batch, int64_t{block.start_q} + place, block.head);
+  }
+  __device__ __forceinline__ bool fetched() const { return rows.vectors && (rows.dtype == DType::f32) == kWide; }
+
+  __device__ __forceinline__ void fetch() {
+    const bool fetches = fetched();
+    const int column = lane * 8 < dim ? lane : 0;
 #pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      bad |= !finite(x[j]);
-      largest = fmaxf(largest, fabsf(x[j]));
-    }
-    if (bad) largest = INFINITY;
+    for (int i = 0; i < kCount; ++i) {
 #pragma unroll
-    for (int mask = kLanes / 2; mask > 0; mask /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, mask));
-    bad = largest == INFINITY;
+      for (int j = 0; j < kVectors; ++j) {
+        // Defined in any case: left undefined, they would count as in use all through the kernel.
+        words[i][j] = make_uint4(0, 0, 0, 0);
+        if (fetches) words[i][j] = __ldg(static_cast<const uint4*>(pointer(i)) + column * kVectors + j);
+      }
+    }
+  }
+
+  // With kSplit what rounding leaves over goes into the tile `low`.
+  template <bool kSplit>
+  __device__ __forceinline__ void write(__half* tile, float* row_scale, float sign, __half* low) const {
+    if (fetched()) {
+      if (rows.dtype == DType::bf16) {
+        write_fetched<kSplit, DType::bf16>(tile, row_scale, sign, low);
+      } else {
+        write_fetched<kSplit, DType::f16>(tile, row_scale, sign, low);
+      }
+      return;
+    }
+#pragma unroll 1
+    for (int i = 0; i < kCount; ++i) {
+      float x[8] = {};
+      if (here(i)) load_eight(x, pointer(i), lane * 8, rows);
+      write_row<kSplit>(x, largest_bits(x), row + i * kStep, tile, row_scale, sign, low);
+    }
+  }
+
+  // kNarrow: the type of 16-bit rows.
+  template <bool kSplit, DType kNarrow>
+  __device__ __forceinline__ void write_fetched(__half* tile, float* row_scale, float sign, __half* low) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      uint32_t from[4 * kVectors];
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        const uint4 v = here(i) ? words[i][j] : make_uint4(0, 0, 0, 0);
+        from[4 * j] = v.x, from[4 * j + 1] = v.y, from[4 * j + 2] = v.z, from[4 * j + 3] = v.w;
+      }
+      float x[8];
+      uint32_t bits;
+      if constexpr (kWide) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) x[j] = __uint_as_float(from[j]);
+        bits = largest_bits(x);
+      } else {
+        uint32_t pair = 0;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          x[2 * j] = widen16(static_cast<uint16_t>(from[j]), kNarrow);
+          x[2 * j + 1] = widen16(static_cast<uint16_t>(from[j] >> 16), kNarrow);
+          pair = __vmaxu2(pair, from[j] & 0x7fff7fffu);
+        }
+        bits = __float_as_uint(widen16(static_cast<uint16_t>(max(pair & 0xffffu, pair >> 16)), kNarrow));
+      }
+      write_row<kSplit>(x, bits, row + i * kStep, tile, row_scale, sign, low);
+    }
+  }
+
+  // Of the largest magnitude: bits are ordered like the numbers, infinity and NaN above all.
+  __device__ __forceinline__ static uint32_t largest_bits(const float (&x)[8]) {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) bits = max(bits, __float_as_uint(x[j]) & 0x7fffffffu);
+    return bits;
+  }
+
+  template <bool kSplit>
+  __device__ __forceinline__ void write_row(const float (&x)[8], uint32_t bits, int r, __half* tile, float* row_scale,
+                                            float sign, __half* low) const {
+#pragma unroll
+    for (int mask = kLanes / 2; mask > 0; mask /= 2) bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, mask));
+    const float largest = __uint_as_float(bits);
+    const bool bad = !finite(largest);
     const float scale = power_of_two_scale(bad ? 0.0f : largest);
     const float signed_scale = bad ? 0.0f : sign * scale;
-    uint32_t words[4];
+    uint32_t half[4], rest[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) words[j] = bad ? 0u : pack(x[2 * j] * signed_scale, x[2 * j + 1] * signed_scale);
+    for (int j = 0; j < 4; ++j) {
+      const float a = x[2 * j] * signed_scale, b = x[2 * j + 1] * signed_scale;
+      half[j] = bad ? 0u : pack(a, b);
+      const float2 rounded = unpack(half[j]);
+      rest[j] = bad ? 0u : pack(a - rounded.x, b - rounded.y);
+    }
     const int at = (lane / 8) * (kGroupRows * 128) + r * 128 + (((lane % 8) ^ (r & 7)) << 4);
-    *reinterpret_cast<uint4*>(reinterpret_cast<char*>(tile) + at) = make_uint4(words[0], words[1], words[2], words[3]);
+    *reinterpret_cast<uint4*>(reinterpret_cast<char*>(tile) + at) = make_uint4(half[0], half[1], half[2], half[3]);
     if constexpr (kSplit) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float2 high = unpack(words[j]);
-        words[j] = bad ? 0u : pack(fmaf(x[2 * j], signed_scale, -high.x), fmaf(x[2 * j + 1], signed_scale, -high.y));
-      }
-      *reinterpret_cast<uint4*>(reinterpret_cast<char*>(low) + at) = make_uint4(words[0], words[1], words[2], words[3]);
+      *reinterpret_cast<uint4*>(reinterpret_cast<char*>(low) + at) = make_uint4(rest[0], rest[1], rest[2], rest[3]);
     }
     if (lane == 0) row_scale[r] = bad ? NAN : scale;
   }
+};
+
+template <int kDim>
+__device__ __forceinline__ void load_rows(__half* tile, float* row_scale, const Rows& rows, int dim, float sign,
+                                          const Block& block, int first_row, int thread) {
+  RowLoader<kDim> loader(rows, dim, block, first_row, thread);
+  loader.fetch();
+  loader.template write<false>(tile, row_scale, sign, nullptr);
 }
 
 template <int kDim>
@@ -63,8 +153,8 @@ __device__ __forceinline__ float row_ridge(const Ridge& ridge, const Block& bloc
   return ridge.data[block.batch * ridge.batch + (block.start_q + row) * ridge.position + block.head * ridge.head];
 }
 
-// λ per dimension, into fragment order. Dimensions with λ = +inf leave the right-hand side; a row with a negative or NaN
-// element is no longer good.
+// λ per dimension, into fragment order. Dimensions with λ = +inf leave the right-hand side; a row with a negative or
+// NaN element is no longer good.
 template <int kDim>
 __device__ __forceinline__ void load_ridge(float* to, float (&rhs)[kDim / 2], Pair<bool>& good, const ForwardParams& p,
                                            const Block& block, const Pair<int>& row, const Lane& lane) {
@@ -86,7 +176,8 @@ __device__ __forceinline__ void load_ridge(float* to, float (&rhs)[kDim / 2], Pa
       valid[j / 2] = valid[j / 2] && lambda[j] >= 0;
       if (lambda[j] == INFINITY) rhs[4 * i + j] = 0;
     }
-    reinterpret_cast<float4*>(to)[i * kWarpgroup + lane.thread] = make_float4(lambda[0], lambda[1], lambda[2], lambda[3]);
+    reinterpret_cast<float4*>(to)[i * kWarpgroup + lane.thread] =
+        make_float4(lambda[0], lambda[1], lambda[2], lambda[3]);
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) good[r] = quad_max(valid[r] ? 0.0f : 1.0f) == 0.0f && good[r];
@@ -94,8 +185,8 @@ __device__ __forceinline__ void load_ridge(float* to, float (&rhs)[kDim / 2], Pa
 
 // A row of x as given by the caller, times `scale`. good[r] is cleared for a row with a non-finite element.
 template <int kDim>
-__device__ __forceinline__ void load_given_x(float (&to)[kDim / 2], Pair<bool>& good, const ForwardParams& p, const Block& block,
-                                             const Pair<int>& row, const Lane& lane, float scale) {
+__device__ __forceinline__ void load_given_x(float (&to)[kDim / 2], Pair<bool>& good, const ForwardParams& p,
+                                             const Block& block, const Pair<int>& row, const Lane& lane, float scale) {
   good[0] = good[1] = true;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -128,47 +219,63 @@ __device__ __forceinline__ void store_saved(float* to, const float (&v)[kDim / 2
 #pragma unroll
     for (int i = 0; i < kDim / 8; ++i) {
       if (8 * i + lane.column >= dim) continue;
-      *reinterpret_cast<float2*>(row + 8 * i) = make_float2(v[4 * i + 2 * r] * scale[r], v[4 * i + 2 * r + 1] * scale[r]);
+      *reinterpret_cast<float2*>(row + 8 * i) =
+          make_float2(v[4 * i + 2 * r] * scale[r], v[4 * i + 2 * r + 1] * scale[r]);
     }
   }
 }
 
-// Writes output rows in their own type.
-template <int kDim>
-__device__ __forceinline__ void store_output(const Rows& o, const float (&v)[kDim / 2], int dim, const Block& block,
-                                             const OwnRows& rows, const Lane& lane) {
+// Two neighbours of an output row, in its own type.
+template <bool kWide, bool kVectors>
+__device__ __forceinline__ void store_pair(const Rows& o, void* row, int column, float a, float b) {
+  if constexpr (kWide) {
+    float* const at = static_cast<float*>(row) + column * (kVectors ? 1 : o.channel);
+    if constexpr (kVectors) {
+      *reinterpret_cast<float2*>(at) = make_float2(a, b);
+    } else {
+      at[0] = a, at[o.channel] = b;
+    }
+  } else {
+    const __nv_bfloat162 h = __floats2bfloat162_rn(a, b);
+    const uint32_t word = o.dtype == DType::bf16 ? *reinterpret_cast<const uint32_t*>(&h) : pack(a, b);
+    uint16_t* const at = static_cast<uint16_t*>(row) + column * (kVectors ? 1 : o.channel);
+    if constexpr (kVectors) {
+      *reinterpret_cast<uint32_t*>(at) = word;
+    } else {
+      at[0] = static_cast<uint16_t>(word), at[o.channel] = static_cast<uint16_t>(word >> 16);
+    }
+  }
+}
+
+template <int kDim, bool kWide, bool kVectors>
+__device__ __forceinline__ void store_rows(const Rows& o, const float (&v)[kDim / 2], int dim, const Block& block,
+                                           const OwnRows& rows, const Lane& lane) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     if (!rows.exists[r]) continue;
-    char* const to = static_cast<char*>(const_cast<void*>(row_pointer(o, block.batch, int64_t{block.start_q} + rows.row[r], block.head)));
+    void* const to = const_cast<void*>(row_pointer(o, block.batch, int64_t{block.start_q} + rows.row[r], block.head));
 #pragma unroll
     for (int i = 0; i < kDim / 8; ++i) {
       const int column = 8 * i + lane.column;
-      const float a = v[4 * i + 2 * r], b = v[4 * i + 2 * r + 1];
-      if (column >= dim) continue;
-      if (o.dtype == DType::f32) {
-        float* at = reinterpret_cast<float*>(to) + column * o.channel;
-        if (o.vectors) {
-          *reinterpret_cast<float2*>(at) = make_float2(a, b);
-        } else {
-          at[0] = a, at[o.channel] = b;
-        }
-        continue;
-      }
-      uint32_t word;
-      if (o.dtype == DType::bf16) {
-        const __nv_bfloat162 h = __floats2bfloat162_rn(a, b);
-        word = *reinterpret_cast<const uint32_t*>(&h);
-      } else {
-        word = pack(a, b);
-      }
-      uint16_t* at = reinterpret_cast<uint16_t*>(to) + column * o.channel;
-      if (o.vectors) {
-        *reinterpret_cast<uint32_t*>(at) = word;
-      } else {
-        at[0] = static_cast<uint16_t>(word), at[o.channel] = static_cast<uint16_t>(word >> 16);
-      }
+      if (column < dim) store_pair<kWide, kVectors>(o, to, column, v[4 * i + 2 * r], v[4 * i + 2 * r + 1]);
     }
+  }
+}
+
+// Writes output rows. Their type and layout are looked at once, not for every pair of elements.
+template <int kDim>
+__device__ __forceinline__ void store_output(const Rows& o, const float (&v)[kDim / 2], int dim, const Block& block,
+                                             const OwnRows& rows, const Lane& lane) {
+  if (o.dtype == DType::f32) {
+    if (o.vectors) {
+      store_rows<kDim, true, true>(o, v, dim, block, rows, lane);
+    } else {
+      store_rows<kDim, true, false>(o, v, dim, block, rows, lane);
+    }
+  } else if (o.vectors) {
+    store_rows<kDim, false, true>(o, v, dim, block, rows, lane);
+  } else {
+    store_rows<kDim, false, false>(o, v, dim, block, rows, lane);
   }
 }
 
