@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda/sm90/forward/config.hpp"
+#include "cuda/sm90/parallax/config.hpp"
 #include "cuda/sm90/plan.hpp"
 #include "cuda/sm90/sm90.hpp"
 #include "cuda/sm90/workspace.hpp"
@@ -55,6 +56,23 @@ TEST(Sm90Plan, CachesWeightsWithinTheLimit) {
   p.weights = Weights::recompute;
   EXPECT_EQ(refuse(p, kH200), "");
   EXPECT_FALSE(plan(p, kH200).cached_weights);
+}
+
+TEST(Sm90Plan, AGivenXTakesOnePassAndCachesNothing) {
+  for (const int64_t dim : {64, 128}) {
+    core::Problem p = problem(4, 8, 4096, dim);
+    p.ridge = core::RidgeShape::none;
+    p.weights = Weights::cached;  // nothing is read twice, so there is nothing to refuse either
+    p.cached_weights_limit = 0;
+    EXPECT_EQ(refuse(p, kH200), "");
+    const core::Plan planned = plan(p, kH200);
+    EXPECT_FALSE(planned.cached_weights);
+    EXPECT_EQ(planned.block_keys, parallax_tile_keys(static_cast<int>(dim)));
+    const int64_t copies = 2 * p.total_k * p.heads_kv * dim * 2, marks = 2 * p.total_k * p.heads_kv;
+    EXPECT_LE(static_cast<int64_t>(planned.workspace_bytes), copies + marks + 8 * kWorkspaceAlignment);
+    p.operation = core::Operation::backward;
+    EXPECT_EQ(plan(p, kH200).block_keys, tile_keys(static_cast<int>(dim)));
+  }
 }
 
 TEST(Sm90Plan, WindowShrinksTheCache) {

@@ -60,9 +60,14 @@ struct Atom<64, kMajorB> {
   using RS = cute::SM90::GMMA::MMA_64x64x16_F32F16F16_RS<Major::K, kMajorB>;
 };
 template <Major kMajorB>
-struct Atom<80, kMajorB> {
-  using SS = cute::SM90::GMMA::MMA_64x80x16_F32F16F16_SS<Major::K, kMajorB>;
-  using RS = cute::SM90::GMMA::MMA_64x80x16_F32F16F16_RS<Major::K, kMajorB>;
+struct Atom<72, kMajorB> {
+  using SS = cute::SM90::GMMA::MMA_64x72x16_F32F16F16_SS<Major::K, kMajorB>;
+  using RS = cute::SM90::GMMA::MMA_64x72x16_F32F16F16_RS<Major::K, kMajorB>;
+};
+template <Major kMajorB>
+struct Atom<136, kMajorB> {
+  using SS = cute::SM90::GMMA::MMA_64x136x16_F32F16F16_SS<Major::K, kMajorB>;
+  using RS = cute::SM90::GMMA::MMA_64x136x16_F32F16F16_RS<Major::K, kMajorB>;
 };
 template <Major kMajorB>
 struct Atom<96, kMajorB> {

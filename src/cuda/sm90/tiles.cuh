@@ -13,12 +13,12 @@ namespace lla::cuda::sm90 {
 inline constexpr int kConsumerWarps = 8;
 inline constexpr int kTilesAhead = 2;  // every pass begins with K0 K1
 
+// Positions stay below 2^32: beyond, those of a ring whose size is no power of two would skip a stage.
 template <int kStages>
 struct Ring {
-  static_assert((kStages & (kStages - 1)) == 0, "positions are mapped to stages by masking");
   Barrier full[kStages], empty[kStages];
 
-  __device__ __forceinline__ static int stage(uint32_t position) { return position & (kStages - 1); }
+  __device__ __forceinline__ static int stage(uint32_t position) { return position % kStages; }
   __device__ __forceinline__ static uint32_t parity(uint32_t position) { return (position / kStages) & 1; }
 
   __device__ __forceinline__ void init() {

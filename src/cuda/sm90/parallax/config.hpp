@@ -5,20 +5,23 @@
 
 namespace lla::cuda::sm90 {
 
-// Keys per tile. Registers of a consumer thread: two accumulators (dim / 2 each), one block for the scores and then for E
-// (keys / 2), packed W and U (keys / 4 each). D = 128: 80 keys take 208 of 240. D = 64: 128 keys take 192.
-constexpr int parallax_tile_keys(int dim) { return dim == 128 ? 80 : 128; }
-
-// Shared memory holds Q, x (two parts if split) and as many tiles as fit, a power of two (4 x 20 or 8 x 16 KiB).
-constexpr int parallax_tile_stages(int dim) { return dim == 128 ? 4 : 8; }
+// Keys per tile. Registers of a consumer thread: two accumulators (dim / 2 + 4 each), one block for the scores and then
+// for E (keys / 2), packed W and U (keys / 4 each). D = 128: 64 keys take 200 of 240; with 80 (216) ptxas runs out and
+// serialises the products. D = 64: 128 keys take 200.
+constexpr int parallax_tile_keys(int dim) { return dim == 128 ? 64 : 128; }
 
 template <int kDim_, bool kSplit_>
 struct ParallaxConfig {
   static constexpr int kDim = kDim_;
   static constexpr bool kSplit = kSplit_;  // x as high and low part: f32. A 16-bit x fits fp16 with a scale per row.
   static constexpr int kKeys = parallax_tile_keys(kDim);
-  static constexpr int kStages = parallax_tile_stages(kDim);
   static constexpr int kTileElements = kKeys * kDim;
+  static constexpr int kOnesElements =
+      kKeys * 64;  // behind each tile of values: its columns are summed with the values'
+  // Tiles in flight: what fits beside Q and x. D = 128: 16 KiB of keys, 24 of values with their ones; D = 64: 16
+  // and 32.
+  static constexpr int kKeyStages = kDim == 128 ? 3 : 4;
+  static constexpr int kValueStages = kDim == 128 && !kSplit ? 4 : 3;
   static constexpr int kGroups = 2;  // consumer warpgroups, 64 queries each
   static constexpr int kThreads = (kGroups + 1) * 128;
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;  // of the 168 a thread starts with

@@ -1,10 +1,14 @@
 // A multiplying warpgroup: 64 queries of a block in one pass over their keys, from the last one to the first.
 //
 // Nothing is known before a tile is seen, and nothing needs to be:
-//  - W = fp16(2^15 exp2(logit - R)), R an integer a little above the row's largest logit so far. A row whose W overflows gets
-//    a new R, and its sums a factor that is a power of two: exact.
-//  - U = fp16(W (E - c)), c the weighted mean of E over the row's first tile with visible keys. Any c is right: what it adds to
-//    Σ U v, Σ U mean_v takes off again.
+//  - W = fp16(2^15 exp2(logit - R)), R an integer a little above the row's largest logit so far. A row with a logit
+//  beyond
+//    it gets a new R, and its sums a factor that is a power of two: exact.
+//  - U = fp16(W fp16(E - c)), c the weighted mean of E over the row's first tile with visible keys. Any c is right:
+//  what it
+//    adds to Σ U v, Σ U mean_v takes off again.
+//  - The row sums Σ W and Σ U come from the products themselves: a group of columns of ones follows each tile of
+//  values.
 // A saved vector needs the mean keys, too: a second pass over the keys, with the final R.
 #pragma once
 
@@ -21,24 +25,33 @@ template <class Config>
 struct ParallaxConsumer {
   static constexpr int kDim = Config::kDim, kKeys = Config::kKeys;
   using Vector = float[kDim / 2];
+  using Sums = float[kDim / 2 + 4];  // a vector, then the same sum over ones: of rows r, r, r + 8, r + 8
   using Scores = float[kKeys / 2];
   using Words = uint32_t[kKeys / 4];
 
   ParallaxShared<Config>& s;
   const ForwardParams& p;
   const int group;
-  uint32_t base = 0;  // position of the item's first tile
-  int parity = 0;     // of the item
+  uint32_t key_base = 0, value_base = 0;  // positions of the item's first tiles in their rings
+  int parity = 0;                         // of the item
 
   __device__ __forceinline__ static Lane own_lane() { return Lane(threadIdx.x % kWarpgroup); }
   // Tells the compiler that all threads of a warp hold the same value.
   __device__ __forceinline__ static int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
   __device__ __forceinline__ const ParallaxTiles& tiles() const { return s.group_tiles[group]; }
   __device__ __forceinline__ void sync_group() const { named_sync(kParallaxBarrier + group, kWarpgroup); }
-  __device__ __forceinline__ __half* tile_at(uint32_t position) const { return s.tiles[s.ring.stage(position)]; }
-  __device__ __forceinline__ void skip(uint32_t position) const {
-    s.ring.wait(position);
-    s.ring.release(position);
+  __device__ __forceinline__ __half* keys_at(uint32_t position) const { return s.keys[s.key_ring.stage(position)]; }
+  __device__ __forceinline__ __half* values_at(uint32_t position) const {
+    return s.values[s.value_ring.stage(position)];
+  }
+  __device__ __forceinline__ void skip_keys(uint32_t position) const {
+    s.key_ring.wait(position);
+    s.key_ring.release(position);
+  }
+  __device__ __forceinline__ void skip_tile(int i) const {
+    skip_keys(key_base + i);
+    s.value_ring.wait(value_base + i);
+    s.value_ring.release(value_base + i);
   }
 
   __device__ __forceinline__ void visible(Pair<KeyRange>& keys, const Lane& lane) const {
@@ -56,136 +69,144 @@ struct ParallaxConsumer {
   }
 
   __device__ __forceinline__ void issue_scores(Scores& scores, uint32_t position) const {
-    product_transposed<kDim, kKeys>(scores, s.q[group], tile_at(position));
+    product_transposed<kDim, kKeys>(scores, s.q[group], keys_at(position));
     mma_commit();
   }
   __device__ __forceinline__ void issue_e(Scores& e, uint32_t position) const {
-    product_transposed<kDim, kKeys>(e, s.x[group][0], tile_at(position));
-    if constexpr (Config::kSplit) product_transposed<kDim, kKeys, true>(e, s.x[group][1], tile_at(position));
+    product_transposed<kDim, kKeys>(e, s.x[group][0], keys_at(position));
+    if constexpr (Config::kSplit) product_transposed<kDim, kKeys, true>(e, s.x[group][1], keys_at(position));
     mma_commit();
   }
 
   // Σ W v and Σ U v. The registers of the scores take E next, and every batch of products hides arithmetic:
   //   E = x Kᵀ, W V: U is made while W V runs; the next tile's scores, U V: its W is made while U V runs.
   // Nothing is in flight when an iteration ends: products that cross the end of a loop make the compiler serialise all.
-  __device__ __forceinline__ void attend(Vector& values, Vector& products, OnlineRows& rows) {
+  __device__ __forceinline__ void attend(Sums& values, Sums& products, OnlineRows& rows) {
 #pragma unroll
-    for (int e = 0; e < kDim / 2; ++e) values[e] = products[e] = 0;
-    const ParallaxOrder order{base, uniform(tiles().count)};
-    const int begin = uniform(tiles().begin), end = uniform(tiles().end);
+    for (int e = 0; e < kDim / 2 + 4; ++e) values[e] = products[e] = 0;
+    const int count = uniform(tiles().count), begin = uniform(tiles().begin), end = uniform(tiles().end);
     int i = 0;
-    for (; i < begin; ++i) skip(order.key(i)), skip(order.value(i));
+    for (; i < begin; ++i) skip_tile(i);
     if (i < end) {
       Scores scores;
       Words w, u;
       Pair<float> factor;
       define(scores);
-      s.ring.wait(order.key(i));
+      s.key_ring.wait(key_base + i);
       mma_fence();
-      issue_scores(scores, order.key(i));
+      issue_scores(scores, key_base + i);
       mma_wait<0>();
       pin(scores);
       mask(scores, i);
       rows.weigh<kKeys>(w, scores, factor);
-      const auto multiply = [&] {
-        pin(w);
-        s.ring.wait(order.value(i));
+      pin(w);
+      const auto multiply = [&]() __attribute__((always_inline)) {
+        s.value_ring.wait(value_base + i);
         mma_fence();
-        issue_e(scores, order.key(i));
-        product<kDim, kKeys>(values, w, tile_at(order.value(i)));
+        issue_e(scores, key_base + i);
+        product<kDim + 8, kKeys>(values, w, values_at(value_base + i));
         mma_commit();
         mma_wait<1>();
         pin(scores);
-        s.ring.release(order.key(i));
+        s.key_ring.release(key_base + i);
         rows.multiply<kKeys>(u, scores, w);
         pin(u);
       };
       for (; i + 1 < end; ++i) {
         multiply();
-        s.ring.wait(order.key(i + 1));
+        s.key_ring.wait(key_base + i + 1);
         mma_fence();
-        issue_scores(scores, order.key(i + 1));
-        product<kDim, kKeys>(products, u, tile_at(order.value(i)));
+        issue_scores(scores, key_base + i + 1);
+        product<kDim + 8, kKeys>(products, u, values_at(value_base + i));
         mma_commit();
         mma_wait<1>();
         pin(scores);
         pin(w);
         mask(scores, i + 1);
         const bool raised = rows.weigh<kKeys>(w, scores, factor);
+        pin(w);
         mma_wait<0>();
         pin(values);
         pin(products);
-        s.ring.release(order.value(i));
+        s.value_ring.release(value_base + i);
         if (raised) {
 #pragma unroll
-          for (int e = 0; e < kDim / 2; ++e) values[e] *= factor[row_of(e)], products[e] *= factor[row_of(e)];
+          for (int e = 0; e < kDim / 2 + 4; ++e) values[e] *= factor[row_of(e)], products[e] *= factor[row_of(e)];
         }
       }
       multiply();
       mma_fence();
-      product<kDim, kKeys>(products, u, tile_at(order.value(i)));
+      product<kDim + 8, kKeys>(products, u, values_at(value_base + i));
       mma_commit();
       mma_wait<0>();
       pin(values);
       pin(products);
-      s.ring.release(order.value(i));
+      s.value_ring.release(value_base + i);
       ++i;
     }
-    for (; i < order.count; ++i) skip(order.key(i)), skip(order.value(i));
+    for (; i < count; ++i) skip_tile(i);
+    key_base += count;
+    value_base += count;
   }
 
-  // Σ W k, and the largest raw scores, once R is known.
+  // Mean keys and the largest raw scores, once R is known. Weights that were shifted later may round differently here,
+  // so their sum is taken again.
   __device__ __forceinline__ void mean_keys(Vector& keys, Pair<float>& largest, const RowLogits& logits) {
+    Pair<float> omega = {0, 0};
 #pragma unroll
     for (int e = 0; e < kDim / 2; ++e) keys[e] = 0;
     largest[0] = largest[1] = -INFINITY;
-    const ParallaxOrder order{base, uniform(tiles().count)};
-    const int begin = uniform(tiles().begin), end = uniform(tiles().end);
+    const int count = uniform(tiles().count), begin = uniform(tiles().begin), end = uniform(tiles().end);
     int i = 0;
-    for (; i < begin; ++i) skip(order.again(i));
+    for (; i < begin; ++i) skip_keys(key_base + i);
     if (i < end) {
       Scores scores;
       Words w;
       define(scores);
-      const auto weigh = [&] {
+      const auto weigh = [&]() __attribute__((always_inline)) {
         pin(scores);
         mask(scores, i);
 #pragma unroll
         for (int e = 0; e < kKeys / 2; ++e) largest[row_of(e)] = fmaxf(largest[row_of(e)], scores[e]);
         exponentiate_scores<kKeys>(scores, logits);
       };
-      s.ring.wait(order.again(i));
+      s.key_ring.wait(key_base + i);
       mma_fence();
-      issue_scores(scores, order.again(i));
+      issue_scores(scores, key_base + i);
       mma_wait<0>();
       weigh();
       while (true) {
         pack_weights<kKeys>(w, scores);
+        add_row_sums<kKeys>(omega, w);
         pin(w);
         if (i + 1 >= end) break;
-        s.ring.wait(order.again(i + 1));
+        s.key_ring.wait(key_base + i + 1);
         mma_fence();
-        issue_scores(scores, order.again(i + 1));
-        product<kDim, kKeys>(keys, w, tile_at(order.again(i)));
+        issue_scores(scores, key_base + i + 1);
+        product<kDim, kKeys>(keys, w, keys_at(key_base + i));
         mma_commit();
         ++i;
         mma_wait<1>();
         weigh();
         mma_wait<0>();
         pin(keys);
-        s.ring.release(order.again(i - 1));
+        s.key_ring.release(key_base + i - 1);
       }
       mma_fence();
-      product<kDim, kKeys>(keys, w, tile_at(order.again(i)));
+      product<kDim, kKeys>(keys, w, keys_at(key_base + i));
       mma_commit();
       mma_wait<0>();
       pin(keys);
-      s.ring.release(order.again(i));
+      s.key_ring.release(key_base + i);
       ++i;
     }
-    for (; i < order.count; ++i) skip(order.again(i));
-    largest[0] = quad_max(largest[0]);
-    largest[1] = quad_max(largest[1]);
+    for (; i < count; ++i) skip_keys(key_base + i);
+    key_base += count;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) largest[r] = quad_max(largest[r]), omega[r] = quad_sum(omega[r]);
+    const Pair<float> inverse = {reciprocal(omega[0]), reciprocal(omega[1])};
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) keys[e] = divide(keys[e], omega[row_of(e)], inverse[row_of(e)]);
   }
 
   // Queries and x into shared memory, and what the pass needs to know of the item.
@@ -203,9 +224,12 @@ struct ParallaxConsumer {
       to.diagonal = first_row + b.block.length_k - b.block.length_q;
       to.length_k = b.block.length_k;
     }
-    load_queries<kDim>(s.q[group], s.q_scale[group], p, b.block, first_row, lane.thread);
-    load_rows<kDim, Config::kSplit>(s.x[group][0], s.x_scale[group], p.x, p.dim, 1.0f, b.block, first_row, lane.thread,
-                                    s.x[group][Config::kSplit]);
+    RowLoader<kDim> queries(p.q, p.dim, b.block, first_row, lane.thread);
+    RowLoader<kDim, Config::kSplit> x(p.x, p.dim, b.block, first_row, lane.thread);
+    queries.fetch();
+    x.fetch();
+    queries.template write<false>(s.q[group], s.q_scale[group], p.negative_scale ? -1.0f : 1.0f, nullptr);
+    x.template write<Config::kSplit>(s.x[group][0], s.x_scale[group], 1.0f, s.x[group][Config::kSplit]);
     fence_async_proxy();
     sync_group();
     rows.start(power_of_two_below(kLargestX<kDim> * 2.001f * head.key_norm));
@@ -234,7 +258,7 @@ struct ParallaxConsumer {
   __device__ __forceinline__ void run_item() {
     const Lane lane = own_lane();
     OnlineRows rows;
-    Vector values, products;
+    Sums values, products;
     {
       const ForwardBlock b(p, s.item[parity], kKeys);
       begin(b, HeadScales(p, b.head_index), rows);
@@ -246,47 +270,45 @@ struct ParallaxConsumer {
     const OwnRows own_rows(b.block, group, lane);
     Pair<bool> bad;
     sees_bad_keys(bad, b, lane);
-    Pair<float> back, scale, key_scale;
+    Pair<float> omega, sum, back, scale, key_scale;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float q_scale = s.q_scale[group][lane.row + 8 * r], x_scale = s.x_scale[group][lane.row + 8 * r];
       bad[r] = bad[r] || !finite(q_scale) || !finite(x_scale);
-      rows.omega[r] = quad_sum(rows.omega[r]);
-      rows.sum[r] = quad_sum(rows.sum[r]);
-      const bool weighted = rows.e_scale > 0 && rows.omega[r] > 0;
-      back[r] = weighted ? 1.0f / x_scale / head.key / rows.e_scale / rows.omega[r] : 0.0f;
+      omega[r] = values[kDim / 2 + 2 * r];
+      sum[r] = products[kDim / 2 + 2 * r];
+      const bool weighted = rows.e_scale > 0 && omega[r] > 0;
+      back[r] = weighted ? 1.0f / x_scale / head.key / rows.e_scale / omega[r] : 0.0f;
       scale[r] = bad[r] ? NAN : 1.0f / head.value;
       key_scale[r] = bad[r] ? NAN : 1.0f / head.key;
     }
-    const Pair<float> inverse = {reciprocal(rows.omega[0]), reciprocal(rows.omega[1])};
+    const Pair<float> inverse = {reciprocal(omega[0]), reciprocal(omega[1])};
     // o = mean_v + (Σ U v - Σ U mean_v) / ω, in units of the scaled values.
+    Vector mean, out;
 #pragma unroll
     for (int e = 0; e < kDim / 2; ++e) {
       const int r = row_of(e);
-      values[e] = divide(values[e], rows.omega[r], inverse[r]);
-      products[e] = fmaf(fmaf(-rows.sum[r], values[e], products[e]), back[r], values[e]) * scale[r];
+      mean[e] = divide(values[e], omega[r], inverse[r]);
+      out[e] = fmaf(fmaf(-sum[r], mean[e], products[e]), back[r], mean[e]) * scale[r];
     }
-    store_output<kDim>(p.o, products, p.value_dim, b.block, own_rows, lane);
+    store_output<kDim>(p.o, out, p.value_dim, b.block, own_rows, lane);
     const bool save = p.saved.x != nullptr;
     Pair<float> largest;
     if (save) {
-      store_saved<kDim>(p.saved.mean_v, values, p.value_dim, p, b.block, own_rows, scale, lane);
-      mean_keys(values, largest, rows.logits);
-#pragma unroll
-      for (int e = 0; e < kDim / 2; ++e) values[e] = divide(values[e], rows.omega[row_of(e)], inverse[row_of(e)]);
-      store_saved<kDim>(p.saved.mean_k, values, p.dim, p, b.block, own_rows, key_scale, lane);
+      store_saved<kDim>(p.saved.mean_v, mean, p.value_dim, p, b.block, own_rows, scale, lane);
+      mean_keys(mean, largest, rows.logits);
+      store_saved<kDim>(p.saved.mean_k, mean, p.dim, p, b.block, own_rows, key_scale, lane);
       save_x(b.block, own_rows, bad, lane);
     }
-    base = ParallaxOrder{base, tiles().count}.end(save);
     if (lane.column != 0) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (!own_rows.exists[r]) continue;
       const int64_t index = row_index(p, b.block, own_rows.row[r]);
       if (save) {
-        const float max = rows.omega[r] > 0 ? ceilf(largest[r] * rows.logits.scale[r]) : 0.0f;
+        const float max = omega[r] > 0 ? ceilf(largest[r] * rows.logits.scale[r]) : 0.0f;
         p.saved.max[index] = bad[r] ? NAN : max;
-        p.saved.omega[index] = bad[r] ? NAN : rows.omega_above(r, max);
+        p.saved.omega[index] = bad[r] ? NAN : rows.above(omega[r], r, max);
       }
       if (p.info.iterations != nullptr) p.info.iterations[index] = -1;
       if (p.info.residual != nullptr) p.info.residual[index] = -1.0f;

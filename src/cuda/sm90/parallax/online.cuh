@@ -7,11 +7,11 @@
 
 namespace lla::cuda::sm90 {
 
-// A new bound leaves the logits room to grow by this many powers of two (and one more, up to 65,504) before the next: after its
-// first tile a row is hardly ever rescaled. W is then as much smaller: of its 29 bits of range 26 are left.
+// A new bound leaves the logits room to grow by this many powers of two before the next: after its first tile a row is
+// hardly ever rescaled. W is then as much smaller: of its 29 bits of range 26 are left.
 inline constexpr float kHeadroom = 3;
-// 15 - R of a row that has seen no key: any logit overflows.
-inline constexpr float kNoBound = 0x1p20f;
+// log2 of what W must stay below.
+inline constexpr float kLargestExponent = 15.99f;
 // No fp16 row of x, its largest element below 2^15, is longer.
 template <int kDim>
 inline constexpr float kLargestX = kDim == 128 ? 0x1.6a1p18f : 0x1p18f;
@@ -20,70 +20,79 @@ __device__ __forceinline__ float power_of_two(float exponent) {
   return exponent < -126 ? 0.0f : __int_as_float((static_cast<int>(exponent) + 127) << 23);
 }
 
+__device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+  const __half2 h = __hmul2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
+  return *reinterpret_cast<const uint32_t*>(&h);
+}
+
+// The assembler moves arithmetic behind a wait for products if nothing holds it: the (never negative) halves these
+// words were united from are made where this stands.
+__device__ __forceinline__ void made_here(uint32_t words) {
+  if (__any_sync(0xffffffffu, (words & 0x80008000u) != 0)) __nanosleep(0);
+}
+
 struct OnlineRows {
-  RowLogits logits;    // shift = 15 - R
-  Pair<float> omega;   // Σ W, this thread's part
-  Pair<float> sum;     // Σ U, rounded, likewise
+  RowLogits logits;    // shift = 15 - R; 0 before the first key
   Pair<float> centre;  // c, times e_scale
   float e_scale;       // |E - c| e_scale is at most 1, so U fits fp16
+  uint32_t unseen;     // bit r: row r has seen no key
   uint32_t fresh;      // bit r: row r saw its first keys in this tile
 
   __device__ __forceinline__ void start(float scale_of_e) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) logits.shift[r] = kNoBound, omega[r] = sum[r] = centre[r] = 0;
+    for (int r = 0; r < 2; ++r) logits.shift[r] = centre[r] = 0;
     e_scale = scale_of_e;
+    unseen = 3;
     fresh = 0;
   }
 
-  // W of a tile and its row sums. An overflow makes a sum infinite: that is how a logit above the bound is noticed.
+  // W of a tile from its raw scores, which are used up. Returns whether a row of this warp has a new bound; then what
+  // was summed before is to be multiplied by `factor`.
   template <int kKeys>
-  __device__ __forceinline__ void exponentiate(uint32_t (&w)[kKeys / 4], Pair<float>& sums, const float (&scores)[kKeys / 2]) const {
-    sums[0] = sums[1] = 0;
+  __device__ __forceinline__ bool weigh(uint32_t (&w)[kKeys / 4], float (&scores)[kKeys / 2], Pair<float>& factor) {
+    Pair<float> largest = {-INFINITY, -INFINITY};
 #pragma unroll
-    for (int i = 0; i < kKeys / 4; ++i) {
-      const int r = i & 1;
-      w[i] = pack(exp2_fast(fmaf(scores[2 * i], logits.scale[r], logits.shift[r])),
-                  exp2_fast(fmaf(scores[2 * i + 1], logits.scale[r], logits.shift[r])));
-      const float2 rounded = unpack(w[i]);
-      sums[r] += rounded.x + rounded.y;
+    for (int e = 0; e < kKeys / 2; ++e) {
+      scores[e] = fmaf(scores[e], logits.scale[row_of(e)], logits.shift[row_of(e)]);
+      largest[row_of(e)] = fmaxf(largest[row_of(e)], scores[e]);
     }
-  }
-
-  // W of a tile from its raw scores. Returns whether a row of this warp has a new bound; then what was summed before is to be
-  // multiplied by `factor` (omega and sum already are).
-  template <int kKeys>
-  __device__ __forceinline__ bool weigh(uint32_t (&w)[kKeys / 4], const float (&scores)[kKeys / 2], Pair<float>& factor) {
-    Pair<float> sums;
-    exponentiate<kKeys>(w, sums, scores);
-    const bool raised = __any_sync(0xffffffffu, sums[0] == INFINITY || sums[1] == INFINITY);
+    const bool raised = __any_sync(0xffffffffu, fmaxf(largest[0], largest[1]) > kLargestExponent || unseen != 0);
     if (raised) {
-      Pair<float> largest = {-INFINITY, -INFINITY};
-#pragma unroll
-      for (int e = 0; e < kKeys / 2; ++e) largest[row_of(e)] = fmaxf(largest[row_of(e)], scores[e]);
+      Pair<float> lower;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         // A row's bound depends on that row alone, not on its neighbours in the warp.
-        const bool above = quad_max(sums[r]) == INFINITY;
-        const float shift = kWeightExponent - kHeadroom - ceilf(quad_max(largest[r]) * logits.scale[r]);
-        factor[r] = above ? power_of_two(shift - logits.shift[r]) : 1.0f;
-        if (above && logits.shift[r] == kNoBound) fresh |= 1u << r;
-        logits.shift[r] = above ? shift : logits.shift[r];
-        omega[r] *= factor[r];
-        sum[r] *= factor[r];
+        const float m = quad_max(largest[r]);
+        const bool first = (unseen >> r & 1) && m > -INFINITY;
+        const bool above = first || m > kLargestExponent;
+        lower[r] = above ? kWeightExponent - kHeadroom - ceilf(m) : 0.0f;
+        factor[r] = first ? 0.0f : power_of_two(lower[r]);
+        if (first) fresh |= 1u << r, unseen &= ~(1u << r);
+        logits.shift[r] += lower[r];
       }
-      exponentiate<kKeys>(w, sums, scores);
+#pragma unroll
+      for (int e = 0; e < kKeys / 2; ++e) scores[e] += lower[row_of(e)];
     }
-    omega[0] += sums[0];
-    omega[1] += sums[1];
+#pragma unroll
+    for (int e = 0; e < kKeys / 2; ++e) scores[e] = exp2_fast(scores[e]);
+    pack_weights<kKeys>(w, scores);
+    uint32_t any = 0;
+#pragma unroll
+    for (int i = 0; i < kKeys / 4; ++i) any |= w[i];
+    made_here(any);
     return raised;
   }
 
-  // U = fp16(W (E - c)) of a tile from raw E.
+  // U = fp16(W fp16(E - c)) of a tile from raw E.
   template <int kKeys>
-  __device__ __forceinline__ void multiply(uint32_t (&u)[kKeys / 4], float (&e)[kKeys / 2], const uint32_t (&w)[kKeys / 4]) {
+  __device__ __forceinline__ void multiply(uint32_t (&u)[kKeys / 4], const float (&e)[kKeys / 2],
+                                           const uint32_t (&w)[kKeys / 4]) {
     if (__any_sync(0xffffffffu, fresh != 0)) find_centre<kKeys>(e, w);
-    weight_scores<kKeys>(e, w, {e_scale, e_scale}, centre);
-    round_scores<kKeys>(u, e, sum);
+#pragma unroll
+    for (int i = 0; i < kKeys / 4; ++i) {
+      const float c = centre[i & 1];
+      u[i] = multiply_pairs(w[i], pack(fmaf(e[2 * i], e_scale, -c), fmaf(e[2 * i + 1], e_scale, -c)));
+    }
   }
 
   template <int kKeys>
@@ -103,9 +112,9 @@ struct OnlineRows {
     fresh = 0;
   }
 
-  // ω as the sum of exp2(logit - max); omega is by now the whole row's.
-  __device__ __forceinline__ float omega_above(int r, float max) const {
-    return omega[r] > 0 ? omega[r] * power_of_two(-logits.shift[r] - max) : 0.0f;
+  // Σ W as a sum of exp2(logit - max).
+  __device__ __forceinline__ float above(float omega, int r, float max) const {
+    return omega > 0 ? omega * power_of_two(-logits.shift[r] - max) : 0.0f;
   }
 };
 

@@ -12,11 +12,13 @@ struct ParallaxProducer {
   const ForwardParams& p;
   const CUtensorMap* keys;
   const CUtensorMap* values;
-  uint32_t base = 0;  // position of the item's first tile
+  uint32_t key_base = 0, value_base = 0;  // positions of the item's first tiles in their rings
 
-  __device__ __forceinline__ void load(const CUtensorMap* map, uint32_t position, int64_t row) {
-    Barrier& barrier = s.ring.acquire(position, Config::kTileElements * sizeof(__half));
-    __half* to = s.tiles[s.ring.stage(position)];
+  template <class Ring>
+  __device__ __forceinline__ void load(const CUtensorMap* map, Ring& ring, __half* tiles, int stride, uint32_t position,
+                                       int64_t row) {
+    Barrier& barrier = ring.acquire(position, Config::kTileElements * sizeof(__half));
+    __half* to = tiles + ring.stage(position) * stride;
 #pragma unroll
     for (int column = 0; column < Config::kDim; column += 64) {
       load_box(to + column * Config::kKeys, map, column, static_cast<int>(row), barrier);
@@ -25,17 +27,17 @@ struct ParallaxProducer {
 
   __device__ __forceinline__ void run_item(int64_t item) {
     const ForwardBlock b(p, item, Config::kKeys);
-    const ParallaxOrder order{base, b.tiles.count()};
-    const bool twice = p.saved.x != nullptr;
+    const int count = b.tiles.count();
     const auto row = [&](int i) { return b.key_row + int64_t{b.tiles.end - 1 - i} * Config::kKeys; };
+    const auto load_keys = [&](int i) { load(keys, s.key_ring, s.keys[0], Config::kTileElements, key_base++, row(i)); };
 #pragma unroll 1
-    for (int i = 0; i < order.count; ++i) {
-      load(keys, order.key(i), row(i));
-      load(values, order.value(i), row(i));
+    for (int i = 0; i < count; ++i) {
+      load_keys(i);
+      load(values, s.value_ring, s.values[0], Config::kTileElements + Config::kOnesElements, value_base++, row(i));
     }
+    if (p.saved.x == nullptr) return;
 #pragma unroll 1
-    for (int i = 0; twice && i < order.count; ++i) load(keys, order.again(i), row(i));
-    base = order.end(twice);
+    for (int i = 0; i < count; ++i) load_keys(i);
   }
 
   __device__ __forceinline__ void run() {

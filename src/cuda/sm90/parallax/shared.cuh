@@ -21,10 +21,12 @@ struct ParallaxTiles {
 template <class Config>
 struct alignas(1024) ParallaxShared {
   static constexpr int kParts = Config::kSplit ? 2 : 1;
-  __half tiles[Config::kStages][Config::kTileElements];
+  __half keys[Config::kKeyStages][Config::kTileElements];
+  __half values[Config::kValueStages][Config::kTileElements + Config::kOnesElements];
   __half q[Config::kGroups][kGroupRows * Config::kDim];
   __half x[Config::kGroups][kParts][kGroupRows * Config::kDim];
-  Ring<Config::kStages> ring;
+  Ring<Config::kKeyStages> key_ring;
+  Ring<Config::kValueStages> value_ring;
   Barrier item_full[2], item_empty[2];
   int64_t item[2];
   ParallaxTiles group_tiles[Config::kGroups];
@@ -33,29 +35,24 @@ struct alignas(1024) ParallaxShared {
   // All threads of the block.
   __device__ __forceinline__ void init() {
     if (threadIdx.x == 0) {
-      ring.init();
+      key_ring.init();
+      value_ring.init();
       for (int i = 0; i < 2; ++i) {
         item_full[i].init(1);
         item_empty[i].init(Config::kGroups);
       }
       barrier_init_fence();
     }
+    for (int stage = 0; stage < Config::kValueStages; ++stage) {
+      uint32_t* const ones = reinterpret_cast<uint32_t*>(values[stage] + Config::kTileElements);
+      for (int i = threadIdx.x; i < Config::kOnesElements / 2; i += Config::kThreads) ones[i] = 0x3c003c00;
+    }
+    fence_async_proxy();
     __syncthreads();
   }
 };
 
 // Named barriers of a block.
 inline constexpr int kParallaxBarrier = 1;  // + warpgroup: its 128 threads
-
-// Positions in the ring: K0 V0 K1 V1 ..., the tiles counted from the last; then, where the mean keys are wanted, K0 K1 ....
-struct ParallaxOrder {
-  uint32_t base;
-  int count;
-
-  __device__ __forceinline__ uint32_t key(int i) const { return base + 2 * i; }
-  __device__ __forceinline__ uint32_t value(int i) const { return base + 2 * i + 1; }
-  __device__ __forceinline__ uint32_t again(int i) const { return base + 2 * count + i; }
-  __device__ __forceinline__ uint32_t end(bool twice) const { return base + (twice ? 3 : 2) * count; }
-};
 
 }  // namespace lla::cuda::sm90
