@@ -11,8 +11,13 @@
 
 namespace lla::cuda::sm90 {
 
-// Curvature below this fraction of the largest one seen is rounding.
-inline constexpr float kLeastCurvature = 0x1p-23f;
+// Curvature below this fraction of the largest one seen is rounding. Where λ itself is that small, a direction the keys do not
+// reach shows the rounding of p instead: up to 2^-17 of the largest.
+__device__ __forceinline__ float least_curvature(float ridge, float largest) {
+  return ridge < 0x1p-21f * largest ? 0x1p-16f : 0x1p-23f;
+}
+// |r|² beyond this many times the first is divergence: with λ above that bound it grows by a few hundred at most.
+inline constexpr float kMostGrowth = 0x1p20f;
 
 // What turns raw products of an fp16 direction with keys into scaled, centred E: all a pass over the keys needs of it.
 struct Direction {
@@ -26,7 +31,7 @@ struct Solve {
   Pair<float> rr_start;
   Pair<float> curvature;  // largest p·Ap / |p|²
   Pair<float> omega;
-  Pair<float> ridge;         // where a row has one
+  Pair<float> ridge;         // the row's, or its smallest
   Pair<float> inverse;       // true direction = fp16 direction * inverse, a power of two
   Pair<float> norm_squared;  // |p|² of the fp16 direction
   Pair<float> rp;            // r·p
@@ -80,6 +85,11 @@ __device__ __forceinline__ float fast_sqrt(float x) {
   asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+__device__ __forceinline__ float fast_divide(float a, float b) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(b));
+  return a * inverse;
+}
 __device__ __forceinline__ float inverse_power_of_two(float x) { return __uint_as_float((254u << 23) - __float_as_uint(x)); }
 
 // The bound |E| <= 2 |p| max|k| fixes the scale of U before any tile is seen. An error of the centre shifts all E of a row
@@ -93,11 +103,12 @@ __device__ __forceinline__ void finish_direction(Direction& d, const Pair<float>
   }
 }
 
-// Writes v, rounded to fp16 with a power of two per row, into the warpgroup's tile: the first direction, r = v. With kSplit
-// what rounding left over goes into `low`: x in the output pass.
+// v, rounded to fp16 with a power of two per row, as the words a product takes: the first direction, r = v. With kSplit what
+// rounding left over goes into the tile `low`: x in the output pass.
 template <int kDim, bool kSplit = false>
-__device__ __forceinline__ void write_direction(const float (&v)[kDim / 2], const float (&mean)[kDim / 2], __half* tile,
-                                                __half* low, const Lane& lane, float largest_key_norm, Solve& s, Direction& d) {
+__device__ __forceinline__ void make_direction(uint32_t (&p)[kDim / 4], const float (&v)[kDim / 2],
+                                               const float (&mean)[kDim / 2], __half* low, const Lane& lane,
+                                               float largest_key_norm, Solve& s, Direction& d) {
   Pair<float> largest = {0, 0}, scale;
 #pragma unroll
   for (int e = 0; e < kDim / 2; ++e) largest[row_of(e)] = fmaxf(largest[row_of(e)], fabsf(v[e]));
@@ -111,9 +122,8 @@ __device__ __forceinline__ void write_direction(const float (&v)[kDim / 2], cons
   for (int i = 0; i < kDim / 4; ++i) {
     const int r = i & 1;
     const float a = v[2 * i] * scale[r], b = v[2 * i + 1] * scale[r];
-    const uint32_t word = pack(a, b);
-    float2 rounded = unpack(word);
-    tile_word<uint32_t>(tile, lane.tile_offset(i / 2, r)) = word;
+    p[i] = pack(a, b);
+    float2 rounded = unpack(p[i]);
     if constexpr (kSplit) {
       const uint32_t rest = pack(a - rounded.x, b - rounded.y);
       const float2 rounded_rest = unpack(rest);
@@ -154,15 +164,15 @@ __device__ __forceinline__ void start_solve(Solve& solve, float (&r)[kDim / 2]) 
 
 struct StepLimits {
   float tolerance_squared;
-  int max_iterations;
+  int least_iterations, max_iterations;
 };
 
-// Where a warpgroup keeps its vectors: p in the swizzled tile, r and x in fragment order.
+// Where a thread's parts of a warpgroup's vectors are, in fragment order.
 struct Vectors {
-  __half* p;
-  float* r;
+  float* r;             // in shared memory
+  const uint4* mean;    // the mean key as fp16 pairs
   float* x;             // in global memory, only added to
-  const float* ridges;  // λ per dimension in fragment order (+inf: projected out); null where a row has one λ
+  const float* ridges;  // λ per dimension (+inf: projected out); null where a row has one λ
 };
 
 // x += step of one thread's four elements: nothing waits for it, and no other thread touches them.
@@ -170,60 +180,63 @@ __device__ __forceinline__ void add_to(float4* to, float a, float b, float c, fl
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
 }
 
-// One step from product = Σ U k and its row sums: A p = data_scale (product - sums mean) + Λ p. `mean` holds the mean key as
-// fp16 pairs. Updates x, r and the rows' state, and writes the next direction.
+// Of the largest λ in units of the data part: beyond, x is zero to rounding, and p·Ap would overflow.
+inline constexpr float kLargestRidge = 0x1p80f;
+
+// product += Λ p with a λ per dimension, in units of the data part. Where λ is +inf the product is zero; the mean key is too.
+template <int kDim>
+__device__ __forceinline__ void add_ridges(float (&product)[kDim / 2], uint32_t (&p)[kDim / 4], const float* ridges,
+                                           const Pair<float>& inverse_scale, const Lane& lane) {
+#pragma unroll
+  for (int i = 0; i < kDim / 8; ++i) {
+    if (i % 4 == 0) keep_order();
+    const float4 l4 = reinterpret_cast<const float4*>(ridges)[i * kWarpgroup + lane.thread];
+    const float2 v0 = unpack(p[2 * i]), v1 = unpack(p[2 * i + 1]);
+    const float l[4] = {l4.x, l4.y, l4.z, l4.w}, v[4] = {v0.x, v0.y, v1.x, v1.y};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float scaled = fminf(l[j] * inverse_scale[j / 2], kLargestRidge);
+      product[4 * i + j] = l[j] == INFINITY ? 0.0f : fmaf(scaled, v[j], product[4 * i + j]);
+    }
+  }
+  forget(p);
+}
+
+// One step from product = Σ U k and its row sums: A p = data_scale (product - sums mean) + Λ p.
+// p holds the direction, and then the next one. Updates x, r and the rows' state.
 template <int kDim>
 __device__ __forceinline__ void step(Solve& s, float (&product)[kDim / 2], const Pair<float>& sums, const Pair<float>& data_scale,
-                                     uint32_t (&mean)[kDim / 4], const Vectors& at, const Lane& lane,
+                                     uint32_t (&p)[kDim / 4], const Vectors& at, const Lane& lane,
                                      float largest_key_norm, const StepLimits& limits, Direction& d) {
   constexpr int kWords = kDim / 4, kQuads = kDim / 8;
-  uint32_t p[kWords];
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) p[i] = tile_word<uint32_t>(at.p, lane.tile_offset(i / 2, i & 1));
-
+  uint32_t mean[kWords];
+  Fragment<kDim>::load_half(mean, at.mean, lane.thread);
   // Everything in units of the data part: the scale comes in with the step length.
   Pair<float> pap = {0, 0}, ridge, inverse_scale;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    inverse_scale[h] = data_scale[h] > 0 ? __fdividef(1.0f, data_scale[h]) : 0.0f;
-    ridge[h] = s.ridge[h] * inverse_scale[h];
+    inverse_scale[h] = data_scale[h] > 0 ? fast_divide(1.0f, data_scale[h]) : 0.0f;
+    ridge[h] = at.ridges == nullptr ? fminf(s.ridge[h] * inverse_scale[h], kLargestRidge) : 0.0f;
   }
+  if (at.ridges != nullptr) add_ridges<kDim>(product, p, at.ridges, inverse_scale, lane);
 #pragma unroll
   for (int i = 0; i < kWords; ++i) {
     const int h = i & 1;
     const float2 m = unpack(mean[i]), v = unpack(p[i]);
-    product[2 * i] = fmaf(-sums[h], m.x, product[2 * i]);
-    product[2 * i + 1] = fmaf(-sums[h], m.y, product[2 * i + 1]);
-    if (at.ridges == nullptr) {
-      product[2 * i] = fmaf(ridge[h], v.x, product[2 * i]);
-      product[2 * i + 1] = fmaf(ridge[h], v.y, product[2 * i + 1]);
-    }
-  }
-  if (at.ridges != nullptr) {
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      if (i % 8 == 0) keep_order();
-      const float2 l = reinterpret_cast<const float2*>(at.ridges)[(i / 2 * kWarpgroup + lane.thread) * 2 + i % 2];
-      const float2 v = unpack(p[i]);
-      product[2 * i] = l.x == INFINITY ? 0.0f : fmaf(l.x * inverse_scale[i & 1], v.x, product[2 * i]);
-      product[2 * i + 1] = l.y == INFINITY ? 0.0f : fmaf(l.y * inverse_scale[i & 1], v.y, product[2 * i + 1]);
-    }
+    product[2 * i] = fmaf(ridge[h], v.x, fmaf(-sums[h], m.x, product[2 * i]));
+    product[2 * i + 1] = fmaf(ridge[h], v.y, fmaf(-sums[h], m.y, product[2 * i + 1]));
+    pap[h] = fmaf(v.x, product[2 * i], fmaf(v.y, product[2 * i + 1], pap[h]));
   }
   forget(p);
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) {
-    const float2 v = unpack(p[i]);
-    pap[i & 1] = fmaf(v.x, product[2 * i], fmaf(v.y, product[2 * i + 1], pap[i & 1]));
-  }
 
   Pair<float> alpha, residual_step;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     pap[h] = quad_sum(pap[h]) * data_scale[h];
-    const float curvature = __fdividef(pap[h], s.norm_squared[h]);
+    const float curvature = fast_divide(pap[h], s.norm_squared[h]);
     s.curvature[h] = fmaxf(s.curvature[h], curvature);
-    alpha[h] = __fdividef(s.rp[h], pap[h]);
-    if (s.active[h] && !(curvature > kLeastCurvature * s.curvature[h] && fabsf(alpha[h]) < 0x1p126f)) {
+    alpha[h] = fast_divide(s.rp[h], pap[h]);
+    if (s.active[h] && !(curvature > least_curvature(s.ridge[h], s.curvature[h]) * s.curvature[h] && fabsf(alpha[h]) < 0x1p126f)) {
       s.active[h] = false;
       s.status[h] = LLA_ROW_BREAKDOWN;
     }
@@ -232,10 +245,11 @@ __device__ __forceinline__ void step(Solve& s, float (&product)[kDim / 2], const
     s.iterations[h] += s.active[h];
   }
 
+  keep_order();
+  Fragment<kDim>::load_half(mean, at.mean, lane.thread);  // again: kept meanwhile, it would cost more
   float4* const residuals = reinterpret_cast<float4*>(at.r) + lane.thread;
   float4* const xs = reinterpret_cast<float4*>(at.x) + lane.thread;
   Pair<float> rr = {0, 0};
-  forget(p);
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
     if (i % 4 == 0) keep_order();
@@ -256,15 +270,16 @@ __device__ __forceinline__ void step(Solve& s, float (&product)[kDim / 2], const
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float now = quad_sum(rr[h]);
-    beta[h] = __fdividef(now, s.rr[h]) * s.inverse[h];
+    beta[h] = fast_divide(now, s.rr[h]) * s.inverse[h];
     if (s.active[h]) {
       s.rr[h] = now;
-      if (now <= limits.tolerance_squared * s.rr_start[h]) {
+      const bool solved = s.iterations[h] >= limits.least_iterations || now <= 1e-16f * s.rr_start[h];
+      if (now <= limits.tolerance_squared * s.rr_start[h] && solved) {
         s.active[h] = false;
       } else if (s.iterations[h] >= limits.max_iterations) {
         s.active[h] = false;
         s.status[h] = LLA_ROW_MAX_ITERATIONS;
-      } else if (!(now < INFINITY)) {
+      } else if (!(now < kMostGrowth * s.rr_start[h])) {
         s.active[h] = false;
         s.status[h] = LLA_ROW_BREAKDOWN;
       }
@@ -276,15 +291,12 @@ __device__ __forceinline__ void step(Solve& s, float (&product)[kDim / 2], const
   }
   Pair<float> dots = {0, 0}, squares = {0, 0}, rp = {0, 0};
   forget(p);
-  forget(mean);
 #pragma unroll
   for (int i = 0; i < kWords; ++i) {
     const int h = i & 1;
     const float2 old = unpack(p[i]), m = unpack(mean[i]);
-    const uint32_t word =
-        pack(fmaf(beta[h], old.x, product[2 * i]) * scale[h], fmaf(beta[h], old.y, product[2 * i + 1]) * scale[h]);
-    tile_word<uint32_t>(at.p, lane.tile_offset(i / 2, h)) = word;
-    const float2 v = unpack(word);
+    p[i] = pack(fmaf(beta[h], old.x, product[2 * i]) * scale[h], fmaf(beta[h], old.y, product[2 * i + 1]) * scale[h]);
+    const float2 v = unpack(p[i]);
     squares[h] = fmaf(v.x, v.x, fmaf(v.y, v.y, squares[h]));
     rp[h] = fmaf(v.x, product[2 * i], fmaf(v.y, product[2 * i + 1], rp[h]));
     dots[h] = fmaf(v.x, m.x, fmaf(v.y, m.y, dots[h]));

@@ -7,10 +7,11 @@
 
 #include <cstdint>
 
+#include "cuda/sm90/schedule.hpp"
+
 namespace lla::cuda::sm90 {
 
 inline constexpr int kWarpgroup = 128;  // threads
-inline constexpr int kGroupRows = 64;   // queries of a warpgroup
 
 // One value for each of the two rows a thread shares.
 template <class T>

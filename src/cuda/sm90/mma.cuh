@@ -7,7 +7,6 @@
 
 #include <cuda_fp16.h>
 
-#include <cute/arch/mma_sm90_desc.hpp>
 #include <cute/arch/mma_sm90_gmma.hpp>
 #include <cute/arch/mma_sm90_gmma_ext.hpp>
 #include <utility>
@@ -70,11 +69,6 @@ struct Atom<136, kMajorB> {
   using RS = cute::SM90::GMMA::MMA_64x136x16_F32F16F16_RS<Major::K, kMajorB>;
 };
 template <Major kMajorB>
-struct Atom<96, kMajorB> {
-  using SS = cute::SM90::GMMA::MMA_64x96x16_F32F16F16_SS<Major::K, kMajorB>;
-  using RS = cute::SM90::GMMA::MMA_64x96x16_F32F16F16_RS<Major::K, kMajorB>;
-};
-template <Major kMajorB>
 struct Atom<128, kMajorB> {
   using SS = cute::SM90::GMMA::MMA_64x128x16_F32F16F16_SS<Major::K, kMajorB>;
   using RS = cute::SM90::GMMA::MMA_64x128x16_F32F16F16_RS<Major::K, kMajorB>;
@@ -91,15 +85,20 @@ __device__ __forceinline__ void issue_rs(float (&c)[kCount], const uint32_t* a, 
   Instruction::fma(a[0], a[1], a[2], a[3], b, c[kIndex]..., scale);
 }
 
-__device__ __forceinline__ uint64_t descriptor(const void* tile, uint32_t leading_bytes) {
-  cute::GmmaDescriptor d;
-  d.bitfield.start_address_ = static_cast<uint16_t>(shared_address(tile) >> 4);
-  d.bitfield.leading_byte_offset_ = static_cast<uint16_t>(leading_bytes >> 4);
-  d.bitfield.stride_byte_offset_ = 1024 >> 4;  // 8 rows of 128 bytes
-  d.bitfield.base_offset_ = 0;
-  d.bitfield.layout_type_ = 1;  // 128-byte swizzle
-  return d.desc_;
-}
+// Where an operand begins, as the low word of its descriptor; the high word is the same for all. Opaque, so that it is added to
+// beside each product and not kept in registers for every one of them.
+struct Operand {
+  uint32_t low;
+
+  __device__ __forceinline__ Operand(const void* tile, uint32_t leading_bytes)
+      : low((shared_address(tile) >> 4) | (leading_bytes >> 4) << 16) {
+    asm volatile("" : "+r"(low));
+  }
+  __device__ __forceinline__ uint64_t at(int offset_in_16_bytes) const {
+    constexpr uint32_t kHigh = (1024 >> 4) | 1u << 30;  // 8 rows of 128 bytes, 128-byte swizzle
+    return static_cast<uint64_t>(kHigh) << 32 | (low + offset_in_16_bytes);
+  }
+};
 
 }  // namespace detail
 
@@ -107,27 +106,27 @@ __device__ __forceinline__ uint64_t descriptor(const void* tile, uint32_t leadin
 template <int kDim, int kColumns, bool kAccumulate = false>
 __device__ __forceinline__ void product_transposed(float (&c)[kColumns / 2], const __half* a, const __half* b) {
   using Instruction = typename detail::Atom<kColumns, detail::Major::K>::SS;
-  const uint64_t da = detail::descriptor(a, 16), db = detail::descriptor(b, 16);
+  const detail::Operand left(a, 16), right(b, 16);
 #pragma unroll
   for (int k = 0; k < kDim / 16; ++k) {
     const int group = k / 4, within = (k % 4) * 2;  // in units of 16 bytes
-    detail::issue_ss<Instruction>(c, da + group * (64 * 8) + within, db + group * (kColumns * 8) + within,
+    detail::issue_ss<Instruction>(c, left.at(group * (64 * 8) + within), right.at(group * (kColumns * 8) + within),
                                   k == 0 && !kAccumulate ? detail::ScaleOut::Zero : detail::ScaleOut::One,
                                   std::make_index_sequence<kColumns / 2>{});
   }
 }
 
 // The same with A in registers (4 words per 16 columns).
-template <int kDim, int kColumns>
+template <int kDim, int kColumns, bool kAccumulate = false>
 __device__ __forceinline__ void product_transposed(float (&c)[kColumns / 2], const uint32_t (&a)[kDim / 4],
                                                    const __half* b) {
   using Instruction = typename detail::Atom<kColumns, detail::Major::K>::RS;
-  const uint64_t db = detail::descriptor(b, 16);
+  const detail::Operand right(b, 16);
 #pragma unroll
   for (int k = 0; k < kDim / 16; ++k) {
-    detail::issue_rs<Instruction>(c, &a[4 * k], db + (k / 4) * (kColumns * 8) + (k % 4) * 2,
+    detail::issue_rs<Instruction>(c, &a[4 * k], right.at((k / 4) * (kColumns * 8) + (k % 4) * 2),
                                   std::make_index_sequence<kColumns / 2>{},
-                                  k == 0 ? detail::ScaleOut::Zero : detail::ScaleOut::One);
+                                  k == 0 && !kAccumulate ? detail::ScaleOut::Zero : detail::ScaleOut::One);
   }
 }
 
@@ -135,10 +134,10 @@ __device__ __forceinline__ void product_transposed(float (&c)[kColumns / 2], con
 template <int kDim, int kKeys>
 __device__ __forceinline__ void product(float (&c)[kDim / 2], const uint32_t (&a)[kKeys / 4], const __half* b) {
   using Instruction = typename detail::Atom<kDim, detail::Major::MN>::RS;
-  const uint64_t db = detail::descriptor(b, kKeys * 128);
+  const detail::Operand right(b, kKeys * 128);
 #pragma unroll
   for (int k = 0; k < kKeys / 16; ++k) {
-    detail::issue_rs<Instruction>(c, &a[4 * k], db + k * (16 * 128 / 16), std::make_index_sequence<kDim / 2>{});
+    detail::issue_rs<Instruction>(c, &a[4 * k], right.at(k * (16 * 128 / 16)), std::make_index_sequence<kDim / 2>{});
   }
 }
 
@@ -146,7 +145,7 @@ __device__ __forceinline__ void product(float (&c)[kDim / 2], const uint32_t (&a
 template <int kDim, int kKeys>
 __device__ __forceinline__ void product_step(float (&c)[kDim / 2], const uint32_t (&a)[4], const __half* b, int step) {
   using Instruction = typename detail::Atom<kDim, detail::Major::MN>::RS;
-  detail::issue_rs<Instruction>(c, a, detail::descriptor(b, kKeys * 128) + step * (16 * 128 / 16),
+  detail::issue_rs<Instruction>(c, a, detail::Operand(b, kKeys * 128).at(step * (16 * 128 / 16)),
                                 std::make_index_sequence<kDim / 2>{});
 }
 

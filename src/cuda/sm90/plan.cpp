@@ -20,12 +20,12 @@ constexpr int64_t kLargestLength = std::numeric_limits<int32_t>::max() - 2 * kBl
 // Below this many keys cached weights are not worth their workspace.
 constexpr int64_t kCacheFromKeys = 512;
 
-int resident_blocks(const Problem& p, const core::Machine& m) {
-  return static_cast<int>(std::min<int64_t>(std::max<int64_t>(shape_of(p).items(), 1), m.cuda.multiprocessors));
+int resident_blocks(const Problem& p, const core::Machine& m, int rows) {
+  return static_cast<int>(std::min<int64_t>(std::max<int64_t>(shape_of(p).items(rows), 1), m.cuda.multiprocessors));
 }
 
 int64_t cached_bytes(const Problem& p, const core::Machine& m) {
-  return cached_weights_per_block(p) * resident_blocks(p, m);
+  return cached_weights_per_block(p) * resident_blocks(p, m, item_rows(true));
 }
 
 // With x given nothing is solved, and no pass repeats another's weights.
@@ -67,7 +67,7 @@ std::string refuse(const Problem& p, const core::Machine& m) {
   if (std::max({p.seqlen_q, p.seqlen_k, p.packed ? p.total_q : 0, p.packed ? p.total_k : 0}) > kLargestLength) {
     return "takes sequences shorter than 2^31 - 256";
   }
-  if (shape_of(p).items() > std::numeric_limits<int32_t>::max()) return "has too many blocks of queries";
+  if (shape_of(p).items(kGroupRows) > std::numeric_limits<int32_t>::max()) return "has too many blocks of queries";
   const int64_t key_rows = (p.packed ? p.total_k : p.batch * p.seqlen_k) * p.heads_kv;
   if (key_rows > kLargestLength) return "takes up to 2^31 - 256 keys over all heads";
   if (p.operation == core::Operation::backward && p.rows() > kLargestLength)
@@ -82,8 +82,8 @@ core::Plan plan(const Problem& p, const core::Machine& m) {
   core::Plan plan;
   plan.solver = Solver::cg;
   plan.cached_weights = cache_weights(p, m);
-  plan.block_rows = kBlockRows;
-  plan.workers = resident_blocks(p, m);
+  plan.block_rows = p.given_x() ? kBlockRows : item_rows(plan.cached_weights);
+  plan.workers = resident_blocks(p, m, static_cast<int>(plan.block_rows));
   const int dim = padded_dim(p.dim, p.value_dim);
   const bool backward = p.operation == core::Operation::backward;
   plan.block_keys = p.given_x() && !backward ? parallax_tile_keys(dim) : tile_keys(dim);
@@ -95,7 +95,7 @@ core::Plan plan(const Problem& p, const core::Machine& m) {
 core::Notes notes(const Problem& p, const core::Machine&, const core::Plan& plan) {
   const WorkspaceLayout layout = forward_layout(p, plan);
   core::Notes notes{{"head dimension", cat(padded_dim(p.dim, p.value_dim), " in the kernel")},
-                    {"work items", cat(shape_of(p).items())},
+                    {"work items", cat(shape_of(p).items(static_cast<int>(plan.block_rows)))},
                     {"operand copies", cat(layout.scratch - layout.keys, " bytes")}};
   if (plan.cached_weights) notes.emplace_back("cached weights", cat(layout.weights_stride * plan.workers, " bytes"));
   return notes;

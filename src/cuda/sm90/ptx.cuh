@@ -68,13 +68,11 @@ __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Brings memory that will be read soon into L2. `bytes` is a multiple of 16.
-__device__ __forceinline__ void prefetch_to_l2(const void* from, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
-
 // Makes this thread's ordinary shared-memory stores visible to wgmma and the copy engine.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// The same for stores to global memory that the copy engine will read.
+__device__ __forceinline__ void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
 // Named barriers (id 0 is __syncthreads).
 __device__ __forceinline__ void named_sync(int id, int threads) {

@@ -9,7 +9,8 @@
 
 namespace lla::cuda::sm90 {
 
-inline constexpr int kBlockRows = 128;  // queries of a block: two warpgroups of 64
+inline constexpr int kGroupRows = 64;               // queries of a warpgroup
+inline constexpr int kBlockRows = 2 * kGroupRows;  // of a block of two
 
 // Sizes the schedule depends on. Lengths fit in 31 bits.
 struct Shape {
@@ -19,8 +20,9 @@ struct Shape {
   int32_t packed = 0;
   int32_t left = -1, right = -1;  // window; causal is right = 0, -1 unbounded
 
-  constexpr int64_t q_blocks() const { return (int64_t{seqlen_q} + kBlockRows - 1) / kBlockRows; }
-  constexpr int64_t items() const { return q_blocks() * batch * heads_q; }
+  // `rows` queries make an item.
+  constexpr int64_t q_blocks(int rows = kBlockRows) const { return (int64_t{seqlen_q} + rows - 1) / rows; }
+  constexpr int64_t items(int rows = kBlockRows) const { return q_blocks(rows) * batch * heads_q; }
 };
 
 // A block of queries of one head of one sequence.
@@ -34,15 +36,16 @@ struct Block {
   constexpr int32_t last_row(int32_t row, int32_t rows) const { return row + rows < length_q ? row + rows - 1 : length_q - 1; }
 };
 
-constexpr Block block_of_item(const Shape& s, const int32_t* cu_q, const int32_t* cu_k, int64_t item) {
-  // 32 bits hold every item (the planner refuses more), and dividing by 64 takes a GPU long.
-  const uint32_t heads = static_cast<uint32_t>(s.heads_q), per_level = static_cast<uint32_t>(s.batch) * heads;
+constexpr Block block_of_item(const Shape& s, const int32_t* cu_q, const int32_t* cu_k, int64_t item,
+                              int rows = kBlockRows) {
+  // Items are fewer than 2^31 (the planner refuses more): division of 64-bit numbers is slow on the device.
+  const uint32_t per_level = static_cast<uint32_t>(s.batch) * static_cast<uint32_t>(s.heads_q);
   const uint32_t level = static_cast<uint32_t>(item) / per_level;
   const uint32_t within = static_cast<uint32_t>(item) - level * per_level;
   Block b{};
-  b.batch = static_cast<int32_t>(within / heads);
-  b.head = static_cast<int32_t>(within - within / heads * heads);
-  b.first_row = static_cast<int32_t>((s.q_blocks() - 1 - level) * kBlockRows);
+  b.batch = static_cast<int32_t>(within / static_cast<uint32_t>(s.heads_q));
+  b.head = static_cast<int32_t>(within) - b.batch * s.heads_q;
+  b.first_row = static_cast<int32_t>((s.q_blocks(rows) - 1 - level) * rows);
   b.length_q = s.seqlen_q;
   b.length_k = s.seqlen_k;
   if (s.packed) {
@@ -76,6 +79,12 @@ constexpr KeyRange visible_keys(const Shape& s, const Block& b, int32_t row) {
 constexpr KeyRange visible_keys(const Shape& s, const Block& b, int32_t first, int32_t rows) {
   if (first >= b.length_q) return {0, 0};
   return {visible_keys(s, b, first).begin, visible_keys(s, b, b.last_row(first, rows)).end};
+}
+
+// Most keys one of these queries sees, of a range they see together: as many unless the window is closed on both sides.
+constexpr int32_t most_keys(const Shape& s, KeyRange seen) {
+  const int64_t all = int64_t{seen.end} - seen.begin, window = int64_t{s.left} + s.right + 1;
+  return static_cast<int32_t>(s.left >= 0 && s.right >= 0 && window < all ? window : all);
 }
 
 // Keys every one of these queries sees (may be empty): tiles inside need no mask.

@@ -43,17 +43,19 @@ __device__ __forceinline__ void exponentiate_scores(float (&scores)[kKeys / 2], 
     scores[e] = exp2_fast(fmaf(scores[e], rows.scale[row_of(e)], rows.shift[row_of(e)]));
 }
 template <int kKeys>
-__device__ __forceinline__ void pack_weights(uint32_t (&weights)[kKeys / 4], const float (&scores)[kKeys / 2]) {
+__device__ __forceinline__ void pack_scores(uint32_t (&words)[kKeys / 4], const float (&scores)[kKeys / 2]) {
 #pragma unroll
-  for (int i = 0; i < kKeys / 4; ++i) weights[i] = pack(scores[2 * i], scores[2 * i + 1]);
+  for (int i = 0; i < kKeys / 4; ++i) words[i] = pack(scores[2 * i], scores[2 * i + 1]);
 }
 template <int kKeys>
 __device__ __forceinline__ void make_weights(uint32_t (&weights)[kKeys / 4], float (&scores)[kKeys / 2],
                                              const RowLogits& rows) {
   exponentiate_scores<kKeys>(scores, rows);
-  pack_weights<kKeys>(weights, scores);
+  pack_scores<kKeys>(weights, scores);
 }
 
+// Row sums of fp16 words. (Products with ones, mma.sync, would take a tenth of the instructions, but wait for the other
+// warpgroup's products.)
 template <int kKeys>
 __device__ __forceinline__ void add_row_sums(Pair<float>& sums, const uint32_t (&words)[kKeys / 4]) {
 #pragma unroll
@@ -78,36 +80,43 @@ __device__ __forceinline__ void weight_scores(float (&e)[kKeys / 2], const uint3
 
 // U as fp16, its rounded row sums added to `sums`.
 template <int kKeys>
-__device__ __forceinline__ void round_scores(uint32_t (&products)[kKeys / 4], const float (&u)[kKeys / 2],
-                                             Pair<float>& sums) {
+__device__ __forceinline__ void round_scores(uint32_t (&words)[kKeys / 4], const float (&u)[kKeys / 2], Pair<float>& sums) {
+  pack_scores<kKeys>(words, u);
+  add_row_sums<kKeys>(sums, words);
+}
+
+// What is left of U beyond its words.
+template <int kKeys>
+__device__ __forceinline__ void subtract_words(float (&u)[kKeys / 2], const uint32_t (&words)[kKeys / 4]) {
 #pragma unroll
   for (int i = 0; i < kKeys / 4; ++i) {
-    products[i] = pack(u[2 * i], u[2 * i + 1]);
-    const float2 rounded = unpack(products[i]);
-    sums[i & 1] += rounded.x + rounded.y;
+    const float2 w = unpack(words[i]);
+    u[2 * i] -= w.x;
+    u[2 * i + 1] -= w.y;
   }
 }
 
 // Cached weights of a resident block: tile by tile, each warpgroup's 16-key slabs, 16 bytes a thread, written and read
-// by the same thread.
+// by the same thread. The copy engine brings a warpgroup's part of a tile back as it lies.
 template <int kKeys>
 struct WeightCache {
   static constexpr int kSlabs = kKeys / 16;
-  static constexpr int kTileVectors = 2 * kSlabs * kWarpgroup;  // of both warpgroups
+  static constexpr int kGroupVectors = kSlabs * kWarpgroup;  // of a tile and warpgroup
+  static constexpr uint32_t kGroupBytes = kGroupVectors * sizeof(uint4);
 
-  __device__ __forceinline__ static uint4* at(uint4* block, int tile, int group, int thread) {
-    return block + int64_t{tile} * kTileVectors + group * (kSlabs * kWarpgroup) + thread;
+  __device__ __forceinline__ static uint4* at(uint4* block, int tile, int group) {
+    return block + (int64_t{tile} * 2 + group) * kGroupVectors;
   }
-  __device__ __forceinline__ static void store(uint4* to, const uint32_t (&weights)[kKeys / 4]) {
+  __device__ __forceinline__ static void store(uint4* to, const uint32_t (&weights)[kKeys / 4], int thread) {
 #pragma unroll
     for (int s = 0; s < kSlabs; ++s) {
-      to[s * kWarpgroup] = make_uint4(weights[4 * s], weights[4 * s + 1], weights[4 * s + 2], weights[4 * s + 3]);
+      to[s * kWarpgroup + thread] = make_uint4(weights[4 * s], weights[4 * s + 1], weights[4 * s + 2], weights[4 * s + 3]);
     }
   }
-  __device__ __forceinline__ static void load(uint32_t (&weights)[kKeys / 4], const uint4* from) {
+  __device__ __forceinline__ static void load(uint32_t (&weights)[kKeys / 4], const uint4* from, int thread) {
 #pragma unroll
     for (int s = 0; s < kSlabs; ++s) {
-      const uint4 v = __ldcs(from + s * kWarpgroup);
+      const uint4 v = from[s * kWarpgroup + thread];
       weights[4 * s] = v.x, weights[4 * s + 1] = v.y, weights[4 * s + 2] = v.z, weights[4 * s + 3] = v.w;
     }
   }

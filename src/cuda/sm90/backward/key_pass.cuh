@@ -7,7 +7,7 @@
 #pragma once
 
 #include "cuda/common/runtime.hpp"
-#include "cuda/sm90/backward/bulk.cuh"
+#include "cuda/sm90/bulk.cuh"
 #include "cuda/sm90/backward/key_pass.hpp"
 #include "cuda/sm90/backward/store.cuh"
 #include "cuda/sm90/fragment.cuh"

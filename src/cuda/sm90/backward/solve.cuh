@@ -6,44 +6,27 @@
 
 #include "cuda/common/runtime.hpp"
 #include "cuda/sm90/backward/solve.hpp"
-#include "cuda/sm90/forward/consumer.cuh"
-#include "cuda/sm90/forward/producer.cuh"
+#include "cuda/sm90/forward/kernel.cuh"
 
 namespace lla::cuda::sm90 {
 
 template <class Config>
 struct SolveProducer : Producer<Config> {
-  using Base = Producer<Config>;
-  using Walk = typename Base::Walk;
-  using Base::base;
-
   __device__ __forceinline__ void run_item(int64_t item, int parity) {
-    const ForwardBlock b(this->p, item, Config::kKeys);
-    const int count = b.tiles.count();
-    Walk walk;
-    this->template stream<false>(b, PassOrder{base, count, true}, 0, count, walk, parity);
-    base = PassOrder{base, count, true}.end();
-    bool more = this->another_pass();
-    const int live = this->s.live[parity].total(count);
-    int fetched = 0;
-    walk = Walk{};
-    while (more) {
-      const PassOrder order{base, live, false};
-      this->template stream<true>(b, order, fetched, live, walk, parity);
-      base = order.end();
-      walk = Walk{};
-      fetched = min(live, kTilesAhead);  // before it is known whether another pass comes
-      this->template stream<true>(b, PassOrder{base, live, false}, 0, fetched, walk, parity);
-      more = this->another_pass();
-    }
-    base += fetched;  // the consumers let go of what was fetched for nothing
+    const ForwardBlock b = this->block(item);
+    this->stream_all(b, true);
+    bool wanted[Config::kMembers];
+    const bool more = this->another_pass(wanted);
+    const int live = this->t.live[parity].total(b.tiles.count());
+    this->solve(b, live, parity, more, wanted);  // the consumers let go of what was fetched for nothing
   }
 };
 
 template <class Config>
 struct SolveConsumer : Consumer<Config> {
   using Base = Consumer<Config>;
-  using Base::base, Base::group, Base::p, Base::parity, Base::rows, Base::s;
+  using Base::group, Base::next, Base::p, Base::parity, Base::rows, Base::s, Base::t;
+  using typename Base::DirectionWords;
   using typename Base::Scores;
   using typename Base::Vector;
   using typename Base::Words;
@@ -51,57 +34,50 @@ struct SolveConsumer : Consumer<Config> {
 
   const SolveParams& solve_params;
 
-  // t: sums over keys of U k, U = W (gamma - tau) with the scale and centre of `d`; G lies where directions will. Finds
+  // t: sums over keys of U k, U = W (gamma - tau) with the scale and centre of `d`; G lies where residuals will. Finds
   // the largest weights on the way.
-  __device__ __forceinline__ void target_pass(Vector& t, Pair<float>& sums, Pair<float>& largest, const Direction& d) {
+  __device__ __forceinline__ void target_pass(Vector& target, Pair<float>& sums, Pair<float>& largest, const Direction& d) {
     __half2 most[2] = {};
 #pragma unroll
-    for (int e = 0; e < kDim / 2; ++e) t[e] = 0;
+    for (int e = 0; e < kDim / 2; ++e) target[e] = 0;
     sums[0] = sums[1] = 0;
-    const PassOrder order{base, Base::uniform(this->tiles().count), true};
-    for (int tile = 0; tile < order.count; ++tile) {
-      const uint32_t key_position = order.key(tile), value_position = order.value(tile);
-      s.ring.wait(key_position);
-      if (tile >= this->tiles().own.begin && tile < this->tiles().own.end) {
-        Words w, u;
+    const int count = uniform(this->tiles().count);
+    const int parts = uniform(this->tiles().few_keys) ? 2 : 1;
+    const TileRange own = uniform(this->tiles().own), clear = uniform(this->tiles().clear);
+    for (int tile = 0; tile < count; ++tile) {
+      const auto key = next.take(), value = next.take();
+      t.ring.wait(key);
+      if (tile >= own.begin && tile < own.end) {
+        Words w;
         Scores scores, gamma;
         define(scores);
         define(gamma);
         mma_fence();
-        product_transposed<kDim, kKeys>(scores, s.q[group], this->tile_at(key_position));
-        mma_commit();
-        s.ring.wait(value_position);
+        this->issue_logits(scores, key);
+        t.ring.wait(value);
         mma_fence();
-        product_transposed<kDim, kKeys>(gamma, s.p[group], this->tile_at(value_position));
+        product_transposed<kDim, kKeys>(gamma, s.spare_operand(group), this->tile_at(value));
         mma_commit();
         mma_wait<1>();
         pin(scores);
-        this->mask(scores, tile);
+        this->mask(scores, tile, clear);
         make_weights<kKeys>(w, scores, rows);
-        this->note_live(w, tile);
-        if (Config::kCached) Base::Cache::store(this->cached_weights(tile), w);
+        this->keep_weights(w, tile);
 #pragma unroll
         for (int i = 0; i < kKeys / 4; ++i)
           most[i & 1] = __hmax2(most[i & 1], *reinterpret_cast<const __half2*>(&w[i]));
         mma_wait<0>();
         pin(gamma);
-        s.ring.release(value_position);
+        t.ring.release(value);
         weight_scores<kKeys>(gamma, w, d.scale, d.centre);
-        round_scores<kKeys>(u, gamma, sums);
-        pin(u);
-        mma_fence();
-        product<kDim, kKeys>(t, u, this->tile_at(key_position));
-        mma_commit();
-        mma_wait<0>();
-        pin(t);
-        s.ring.release(key_position);
+        this->add_parts(target, sums, gamma, this->tile_at(key), parts);
+        t.ring.release(key);
       } else {
-        s.ring.release(key_position);
-        s.ring.wait(value_position);
-        s.ring.release(value_position);
+        t.ring.release(key);
+        t.ring.wait(value);
+        t.ring.release(value);
       }
     }
-    base = order.end();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       sums[r] = quad_sum(sums[r]);
@@ -125,9 +101,9 @@ struct SolveConsumer : Consumer<Config> {
   }
 
   // Saved statistics, G, t and the first direction. Returns whether a row of this thread is to be solved.
-  __device__ __forceinline__ bool prepare(const ForwardBlock& b, Direction& d) {
+  __device__ __forceinline__ bool prepare(const ForwardBlock& b, DirectionWords& direction, Direction& d) {
     const Lane lane = Base::own_lane();
-    const OwnRows own_rows(b.block, group, lane);
+    const OwnRows own_rows(b.block, this->tiles().first_row, lane);
     const HeadScales head(p, b.head_index);
     Solve solve;
     Pair<bool> good;
@@ -142,8 +118,8 @@ struct SolveConsumer : Consumer<Config> {
       good[r] = good[r] && solve.ridge[r] >= 0;
     }
     this->sync_group();  // every thread has read the scales of the queries
-    load_rows<kDim>(s.p[group], s.q_scale[group], solve_params.g, p.value_dim, 1.0f, b.block,
-                    b.block.first_row + group * kGroupRows, lane.thread);
+    load_rows<kDim>(s.spare_operand(group), s.q_scale[group], solve_params.g, p.value_dim, 1.0f, b.block,
+                    this->tiles().first_row, lane.thread);
     fence_async_proxy();
     this->sync_group();
 
@@ -153,7 +129,7 @@ struct SolveConsumer : Consumer<Config> {
     Pair<float> squares = {0, 0};
 #pragma unroll
     for (int i = 0; i < kDim / 4; ++i) {
-      const float2 g = unpack(tile_word<uint32_t>(s.p[group], lane.tile_offset(i / 2, i & 1)));
+      const float2 g = unpack(tile_word<uint32_t>(s.spare_operand(group), lane.tile_offset(i / 2, i & 1)));
       squares[i & 1] += g.x * g.x + g.y * g.y;
       tau[i & 1] += g.x * mean[2 * i] + g.y * mean[2 * i + 1];
     }
@@ -190,10 +166,10 @@ struct SolveConsumer : Consumer<Config> {
       if (!good[r]) mean[e] = 0;
       rhs[e] = good[r] ? fmaf(-sums[r], mean[e], rhs[e]) * undo[r] : 0.0f;
     }
-    Fragment<kDim>::store_half(reinterpret_cast<uint4*>(this->section(WorkspaceLayout::kMeanHalf)), mean, lane.thread);
     if (p.ridge.per_dim) {
-      load_ridge<kDim>(this->section(WorkspaceLayout::kRidge), rhs, good, p, b.block, own_rows.row, lane);
+      load_ridge<kDim>(this->section(WorkspaceLayout::kRidge), rhs, mean, solve.ridge, good, p, b.block, own_rows.row, lane);
     }
+    Fragment<kDim>::store_half(reinterpret_cast<uint4*>(this->section(WorkspaceLayout::kMeanHalf)), mean, lane.thread);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       solve.active[r] = good[r] && own_rows.exists[r] && solve.omega[r] > 0 && solve.ridge[r] < INFINITY;
@@ -201,18 +177,19 @@ struct SolveConsumer : Consumer<Config> {
     start_solve<kDim>(solve, rhs);
 #pragma unroll
     for (int r = 0; r < 2; ++r) solve.status[r] = good[r] ? LLA_ROW_OK : LLA_ROW_NAN;
-    Fragment<kDim>::store(s.residual[group], rhs, lane.thread);
     this->sync_group();  // G has been read by all
-    write_direction<kDim>(rhs, mean, s.p[group], nullptr, lane, head.key_norm, solve, d);
+    Fragment<kDim>::store(s.residual[group], rhs, lane.thread);
+    make_direction<kDim>(direction, rhs, mean, nullptr, lane, head.key_norm, solve, d);
     Fragment<kDim>::fill(this->section(WorkspaceLayout::kX), 0.0f, lane.thread);
     SolveMemory::store(this->row_state(), solve, lane);
+    if constexpr (Config::kCached) fence_async_proxy_global();  // the copy engine will read the weights
     return solve.active[0] || solve.active[1];
   }
 
   // y, c and the info of the rows.
   __device__ __forceinline__ void write_rows(const ForwardBlock& b) {
     const Lane lane = Base::own_lane();
-    const OwnRows own_rows(b.block, group, lane);
+    const OwnRows own_rows(b.block, this->tiles().first_row, lane);
     const float back = 1.0f / HeadScales(p, b.head_index).key;
     Solve solve;
     SolveMemory::load(this->row_state(), solve, lane);
@@ -258,34 +235,29 @@ struct SolveConsumer : Consumer<Config> {
   }
 
   __device__ __forceinline__ void run_item() {
+    DirectionWords direction;
     Direction d;
-    this->begin(ForwardBlock(p, s.item[parity], kKeys));
-    const bool active = prepare(ForwardBlock(p, s.item[parity], kKeys), d);
-    const uint32_t before = base;
-    bool more = this->publish(active);
-    bool other = this->other_needs_pass();
-    const int live = Base::uniform(s.live[parity].total(this->tiles().count));
-    Vector acc;
-    Pair<float> sums;
-    while (more || other) {
-      if (more) {
-        this->template weighted_pass<false>(acc, sums, d, live);
-        more = this->publish(this->take_step(acc, sums, d));
-      } else {  // the other warpgroup still needs its tiles
-        this->idle_pass(live);
-        this->publish(false);
-      }
-      if (!more || live <= kTilesAhead) other = this->other_needs_pass();  // as in the forward, and for the same reason
+    this->begin(this->block());
+    const bool active = prepare(this->block(), direction, d);
+    const bool more = this->publish(active);
+    const bool other = this->other_needs_pass();
+    const int live = uniform(t.live[parity].total(this->tiles().count));
+    this->solve(direction, d, live, more, other);
+    if (more || other) release_ahead(min(live, kTilesAhead));
+    write_rows(this->block());
+  }
+
+  // After a pass the producer has fetched the first tiles and weights of one more.
+  __device__ __forceinline__ void release_ahead(int ahead) {
+    auto walk = t.warp_walk(parity);
+    for (int i = 0; i < ahead; ++i) {
+      this->pass_by(1);
+      walk.advance();
+      if (!Config::kCached || !walk.takes(this->member)) continue;
+      const auto slot = this->next_weights.take();
+      s.weight_ring[group].wait(slot);
+      s.weight_ring[group].release(slot);
     }
-    if (base != before) {  // the producer has fetched the first tiles of one more pass
-      const int ahead = min(live, kTilesAhead);
-      for (int i = 0; i < ahead; ++i) {
-        s.ring.wait(base + i);
-        s.ring.release(base + i);
-      }
-      base += ahead;
-    }
-    write_rows(ForwardBlock(p, s.item[parity], kKeys));
   }
 };
 
@@ -297,18 +269,10 @@ __global__ void __launch_bounds__(ForwardConfig<kDim, kCached>::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& s = *reinterpret_cast<ForwardShared<Config>*>(memory);
   s.init();
-  const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);
-  if (warpgroup == 0) {
-    give_registers<Config::kProducerRegisters>();
-    if (threadIdx.x == 0) {
-      SolveProducer<Config> producer{{s, p, &keys, &values, p.weights + blockIdx.x * p.weights_stride}};
-      producer.take_items([&](int64_t item, int parity) { producer.run_item(item, parity); });
-    }
-  } else {
-    take_registers<Config::kConsumerRegisters>();
-    SolveConsumer<Config> consumer{{s, p, warpgroup - 1}, p};
-    consumer.take_items([&] { consumer.run_item(); });
-  }
+  const int warpgroup = own_warpgroup();
+  SolveProducer<Config> producer{{s, p, &keys, &values, p.weights + blockIdx.x * p.weights_stride, own_warp()}};
+  SolveConsumer<Config> consumer{{{s, p, warpgroup - 1}}, p};
+  run_roles<Config>(warpgroup, producer, consumer);
 }
 
 template <int kDim, bool kCached>

@@ -10,13 +10,13 @@ namespace lla::cuda::sm90 {
 
 struct ForwardBlock {
   Block block;
-  TileRange tiles;      // of both warpgroups
+  TileRange tiles;      // of all its rows
   int32_t head_index;   // of the key head in HeadStatistics and the copies
   int64_t key_row;      // of the sequence's first key in the copies
 
-  __device__ __forceinline__ ForwardBlock(const ForwardParams& p, int64_t item, int tile_keys)
-      : block(block_of_item(p.shape, p.cu_q, p.cu_k, item)) {
-    tiles = tiles_of(visible_keys(p.shape, block, block.first_row, kBlockRows), tile_keys);
+  __device__ __forceinline__ ForwardBlock(const ForwardParams& p, int64_t item, int tile_keys, int rows = kBlockRows)
+      : block(block_of_item(p.shape, p.cu_q, p.cu_k, item, rows)) {
+    tiles = tiles_of(visible_keys(p.shape, block, block.first_row, rows), tile_keys);
     const int32_t kv_head = block.head / p.shape.group;
     head_index = p.shape.packed ? kv_head : block.batch * p.heads_kv + kv_head;
     key_row = int64_t{head_index} * (p.shape.packed ? p.shape.total_k : p.shape.seqlen_k) + block.start_k;
@@ -40,10 +40,10 @@ struct OwnRows {
   Pair<int> row;
   Pair<bool> exists;
 
-  __device__ __forceinline__ OwnRows(const Block& block, int group, const Lane& lane) {
+  __device__ __forceinline__ OwnRows(const Block& block, int first_row, const Lane& lane) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int wanted = block.first_row + group * kGroupRows + lane.row + 8 * r;
+      const int wanted = first_row + lane.row + 8 * r;
       exists[r] = wanted < block.length_q;
       row[r] = min(wanted, block.length_q - 1);
     }

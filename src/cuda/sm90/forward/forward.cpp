@@ -23,7 +23,7 @@ Saved saved_of(const ForwardCall& call) {
   return {base + at.max, base + at.omega, base + at.mean_k, base + at.mean_v, base + at.x};
 }
 
-ForwardParams params_of(const ForwardCall& call, const WorkspaceLayout& at) {
+ForwardParams params_of(const ForwardCall& call, const core::Plan& plan, const WorkspaceLayout& at) {
   const Problem& p = call.problem;
   std::byte* const base = static_cast<std::byte*>(call.workspace);
   ForwardParams out{};
@@ -44,7 +44,7 @@ ForwardParams params_of(const ForwardCall& call, const WorkspaceLayout& at) {
   out.cu_k = call.cu_seqlens_k;
   out.scale_log2 = scale_log2(p.scale);
   out.negative_scale = p.scale < 0;
-  out.tolerance_squared = static_cast<float>(p.tolerance * p.tolerance);
+  out.tolerance_squared = out.few_keys_tolerance_squared = static_cast<float>(p.tolerance * p.tolerance);
   out.max_iterations = p.max_iterations;
   out.header = reinterpret_cast<Header*>(base + at.header);
   out.heads = reinterpret_cast<const HeadStatistics*>(base + at.head_statistics);
@@ -54,7 +54,7 @@ ForwardParams params_of(const ForwardCall& call, const WorkspaceLayout& at) {
   out.scratch_stride = at.scratch_stride / 4;
   out.weights = reinterpret_cast<uint4*>(base + at.weights);
   out.weights_stride = at.weights_stride / 16;
-  out.items = out.shape.items();
+  out.items = out.shape.items(static_cast<int>(plan.block_rows));
   return out;
 }
 
@@ -98,7 +98,7 @@ Status forward(const ForwardCall& call, const core::Plan& plan) {
   const int tile = plan.block_keys;
   LLA_RETURN_IF_ERROR(make_tensor_map(keys, base + at.keys, key_rows, prepass.padded, tile));
   LLA_RETURN_IF_ERROR(make_tensor_map(values, base + at.values, key_rows, prepass.padded, tile));
-  const ForwardParams params = params_of(call, at);
+  const ForwardParams params = params_of(call, plan, at);
   const auto launch = [&]<int kDim>(std::integral_constant<int, kDim>) {
     if (p.given_x()) {
       const auto given = params.x.dtype == DType::f32 ? launch_parallax<ParallaxConfig<kDim, true>>

@@ -6,6 +6,33 @@
 
 namespace lla::cuda::sm90 {
 
+__device__ __forceinline__ int own_warpgroup() { return uniform(threadIdx.x / kWarpgroup); }
+__device__ __forceinline__ int own_warp() { return uniform(threadIdx.x / 32); }
+
+// What every block of a persistent kernel does: takes items until there are none, a warp of the first warpgroup for each
+// stream. Roles are one branch of a single if, as
+// moving registers between them wants.
+template <class Config, class ProducerRole, class ConsumerRole>
+__device__ __forceinline__ void run_roles(int warpgroup, ProducerRole& producer, ConsumerRole& consumer) {
+  if (warpgroup == 0) {
+    give_registers<Config::kProducerRegisters>();
+    if (threadIdx.x % 32 != 0 || producer.stream_index >= Config::kStreams) return;
+    prefetch_map(producer.keys);
+    prefetch_map(producer.values);
+    for (uint32_t turn = 0;; ++turn) {
+      const int64_t item = producer.next_item(turn);
+      if (item < 0) return;
+      producer.run_item(item, turn & 1);
+    }
+  } else {
+    take_registers<Config::kConsumerRegisters>();
+    for (uint32_t turn = 0; consumer.begin_item(turn); ++turn) {
+      consumer.run_item();
+      consumer.end_item();
+    }
+  }
+}
+
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     forward_kernel(const __grid_constant__ CUtensorMap keys, const __grid_constant__ CUtensorMap values,
@@ -13,21 +40,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& s = *reinterpret_cast<ForwardShared<Config>*>(memory);
   s.init();
-  const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);  // known to be uniform
-  if (warpgroup == 0) {
-    give_registers<Config::kProducerRegisters>();
-    if (threadIdx.x == 0) {
-      prefetch_map(&keys);
-      prefetch_map(&values);
-      Producer<Config> producer{s, p, &keys, &values, p.weights + blockIdx.x * p.weights_stride};
-      producer.take_items([&](int64_t item, int parity) { producer.run_item(item, parity); });
-    }
-  } else {
-    take_registers<Config::kConsumerRegisters>();
-    Consumer<Config> consumer{s, p, warpgroup - 1};
-    // Left to the compiler, a body of this size would become a function, and a call in it serialises all products.
-    consumer.take_items([&]() __attribute__((always_inline)) { consumer.run_item(); });
-  }
+  const int warpgroup = own_warpgroup();
+  Producer<Config> producer{s, p, &keys, &values, p.weights + blockIdx.x * p.weights_stride, own_warp()};
+  Consumer<Config> consumer{{s, p, warpgroup - 1}};
+  run_roles<Config>(warpgroup, producer, consumer);
 }
 
 }  // namespace lla::cuda::sm90

@@ -32,7 +32,7 @@ struct ForwardParams {
   Shape shape;
   int32_t dim, value_dim;
   int32_t heads_kv;
-  Rows q, o, x;  // x.data null: solve
+  Rows q, o, x;  // x: given
   Ridge ridge;
   Saved saved;
   core::RowOutputs info;
@@ -40,6 +40,9 @@ struct ForwardParams {
   float scale_log2;  // |scale| log2(e); the sign goes into Q
   bool negative_scale;
   float tolerance_squared;
+  // Of warpgroups whose rows see few keys (GroupTiles).
+  float few_keys_tolerance_squared;
+  int32_t few_keys_iterations;  // at least
   int32_t max_iterations;
   // workspace
   Header* header;

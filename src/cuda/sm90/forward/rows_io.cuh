@@ -1,4 +1,4 @@
-// Rows between global memory and a warpgroup: queries in, ridge and given x in, results out.
+// Rows between global memory and a warpgroup: queries and ridge in, results out.
 #pragma once
 
 #include "cuda/sm90/forward/block.cuh"
@@ -153,12 +153,13 @@ __device__ __forceinline__ float row_ridge(const Ridge& ridge, const Block& bloc
   return ridge.data[block.batch * ridge.batch + (block.start_q + row) * ridge.position + block.head * ridge.head];
 }
 
-// λ per dimension, into fragment order. Dimensions with λ = +inf leave the right-hand side; a row with a negative or
-// NaN element is no longer good.
+// λ per dimension, into fragment order. Dimensions with λ = +inf leave the right-hand side and the mean key; a row with a
+// negative or NaN element is no longer good. `least`: the smallest λ of a row.
 template <int kDim>
-__device__ __forceinline__ void load_ridge(float* to, float (&rhs)[kDim / 2], Pair<bool>& good, const ForwardParams& p,
-                                           const Block& block, const Pair<int>& row, const Lane& lane) {
+__device__ __forceinline__ void load_ridge(float* to, float (&rhs)[kDim / 2], float (&mean)[kDim / 2], Pair<float>& least,
+                                           Pair<bool>& good, const ForwardParams& p, const Block& block, const Pair<int>& row, const Lane& lane) {
   Pair<bool> valid = {true, true};
+  least[0] = least[1] = INFINITY;
   const float* from[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -174,36 +175,16 @@ __device__ __forceinline__ void load_ridge(float* to, float (&rhs)[kDim / 2], Pa
       const int column = 8 * i + lane.column + (j & 1);
       lambda[j] = column < p.dim ? from[j / 2][column * p.ridge.dim] : 0.0f;
       valid[j / 2] = valid[j / 2] && lambda[j] >= 0;
-      if (lambda[j] == INFINITY) rhs[4 * i + j] = 0;
+      if (column < p.dim) least[j / 2] = fminf(least[j / 2], lambda[j]);
+      if (lambda[j] == INFINITY) rhs[4 * i + j] = mean[4 * i + j] = 0;
     }
     reinterpret_cast<float4*>(to)[i * kWarpgroup + lane.thread] =
         make_float4(lambda[0], lambda[1], lambda[2], lambda[3]);
   }
 #pragma unroll
-  for (int r = 0; r < 2; ++r) good[r] = quad_max(valid[r] ? 0.0f : 1.0f) == 0.0f && good[r];
-}
-
-// A row of x as given by the caller, times `scale`. good[r] is cleared for a row with a non-finite element.
-template <int kDim>
-__device__ __forceinline__ void load_given_x(float (&to)[kDim / 2], Pair<bool>& good, const ForwardParams& p,
-                                             const Block& block, const Pair<int>& row, const Lane& lane, float scale) {
-  good[0] = good[1] = true;
-#pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const void* from = row_pointer(p.x, block.batch, int64_t{block.start_q} + row[r], block.head);
-#pragma unroll
-    for (int i = 0; i < kDim / 4; ++i) {
-      if (i % 8 == 0) keep_order();
-      const int column = 8 * (i / 2) + lane.column + (i & 1), e = 4 * (i / 2) + 2 * r + (i & 1);
-      float v = 0;
-      if (column < p.dim) {
-        v = p.x.dtype == DType::f32 ? static_cast<const float*>(from)[column * p.x.channel]
-                                    : widen16(static_cast<const uint16_t*>(from)[column * p.x.channel], p.x.dtype);
-      }
-      good[r] = good[r] && finite(v);
-      to[e] = v * scale;
-    }
-    good[r] = quad_max(good[r] ? 0.0f : 1.0f) == 0.0f;
+    good[r] = quad_max(valid[r] ? 0.0f : 1.0f) == 0.0f && good[r];
+    least[r] = -quad_max(-least[r]);
   }
 }
 

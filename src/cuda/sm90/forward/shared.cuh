@@ -5,43 +5,88 @@
 
 #include "cuda/sm90/forward/config.hpp"
 #include "cuda/sm90/tiles.cuh"
+#include "cuda/sm90/weights.cuh"
 
 namespace lla::cuda::sm90 {
 
 // What a warpgroup's passes need to know of its item. Kept here, not in registers: a pass has none to spare.
 struct GroupTiles {
-  int first, count;   // tiles of the block
-  TileRange own;      // those this warpgroup can see, relative to the first
-  KeyRange unmasked;  // keys all its rows see
-  int diagonal;       // first row + Lk - Lq
+  int first_row;
+  int first, count;  // tiles of the item
+  TileRange own;     // those this warpgroup can see, relative to the first
+  TileRange clear;   // those without a key that one of its rows does not see
+  int diagonal;      // first row + Lk - Lq
   int length_k;
+  // No row sees more keys than twice the head dimension. The first steps of such rows are much larger than their solution, and
+  // what rounding U once leaves behind stays in x: their U is multiplied in two parts.
+  bool few_keys;
   float key_scale, key_norm;  // HeadScales
+};
+
+// Tiles, items and decisions of the warpgroups that work on an item together.
+template <class Config>
+struct Stream {
+  using Live = LiveTiles<Config::kLiveWords, Config::kMembers>;
+  using ThreadWalk = LiveWalk<Config::kLiveWords, Config::kMembers, false>;
+  using WarpWalk = LiveWalk<Config::kLiveWords, Config::kMembers, true>;
+
+  Ring<Config::kStages, Config::kMembers * kGroupWarps> ring;
+  Barrier item_full[2], item_empty[2];
+  Barrier decided;       // every member said whether it needs another pass
+  Barrier acknowledged;  // the producer has seen it
+  int64_t item[2];
+  int more[2][Config::kMembers];  // [decision parity][member]
+  GroupTiles member[Config::kMembers];
+  Live live[2];  // [item parity]
+
+  __device__ __forceinline__ void init() {
+    ring.init();
+    for (int i = 0; i < 2; ++i) {
+      item_full[i].init(1);
+      item_empty[i].init(Config::kMembers);
+    }
+    decided.init(Config::kMembers);
+    acknowledged.init(1);
+  }
+  __device__ __forceinline__ ThreadWalk thread_walk(int parity) const {
+    ThreadWalk walk{&live[parity], {}, member[0].count};
+    for (int g = 0; g < Config::kMembers; ++g) walk.visible[g] = member[g].own;
+    return walk;
+  }
+  __device__ __forceinline__ WarpWalk warp_walk(int parity) const {
+    WarpWalk walk{&live[parity], {}, uniform(member[0].count)};
+    for (int g = 0; g < Config::kMembers; ++g) walk.visible[g] = uniform(member[g].own);
+    return walk;
+  }
 };
 
 template <class Config>
 struct alignas(1024) ForwardShared {
-  __half tiles[Config::kStages][Config::kTileElements];
-  __half q[Config::kGroups][kGroupRows * Config::kDim];
-  __half p[Config::kGroups][kGroupRows * Config::kDim];        // direction; x (high part) in the output pass
-  float residual[Config::kGroups][kGroupRows * Config::kDim];  // fragment order; x (low part) in the output pass
-  Ring<Config::kStages> ring;
-  Barrier item_full[2], item_empty[2];
-  Barrier decided;  // both warpgroups said whether they need another pass
-  int64_t item[2];
-  int more[2][2];  // [decision parity][warpgroup]
-  GroupTiles group_tiles[Config::kGroups];
-  LiveTiles<Config::kLiveWords> live[2];  // [item parity]
+  static constexpr int kOperand = kGroupRows * Config::kDim;  // elements of a warpgroup's queries
+  static constexpr int kWeightBytes = WeightCache<Config::kKeys>::kGroupBytes;
+  static constexpr int kPlaceBytes = Config::kCached ? Config::kWeightStages * kWeightBytes : kOperand * 2;
+  static_assert(kPlaceBytes >= kOperand * 2);
+
+  __half tiles[Config::kStreams][Config::kStages][Config::kTileElements];
+  float residual[Config::kGroups][kOperand];  // fragment order; before the solve an operand, after it x's low part
+  // A warpgroup's queries. With cached weights no pass needs them once the weights are there, whose ring takes their place.
+  unsigned char place[Config::kGroups][kPlaceBytes];
+  Stream<Config> stream[Config::kStreams];
+  Ring<Config::kCached ? Config::kWeightStages : 1, kGroupWarps> weight_ring[Config::kGroups];
   float q_scale[Config::kGroups][kGroupRows];  // NaN for a row with a non-finite element
+
+  __device__ __forceinline__ __half* queries(int group) { return reinterpret_cast<__half*>(place[group]); }
+  __device__ __forceinline__ uint4* weights(int group, int stage) {
+    return reinterpret_cast<uint4*>(place[group] + stage * kWeightBytes);
+  }
+  // A 64-row fp16 tile where the residuals are while there is a solve.
+  __device__ __forceinline__ __half* spare_operand(int group) { return reinterpret_cast<__half*>(residual[group]); }
 
   // All threads of the block.
   __device__ __forceinline__ void init() {
     if (threadIdx.x == 0) {
-      ring.init();
-      for (int i = 0; i < 2; ++i) {
-        item_full[i].init(1);
-        item_empty[i].init(Config::kGroups);
-      }
-      decided.init(Config::kGroups);
+      for (auto& s : stream) s.init();
+      for (auto& weights : weight_ring) weights.init();
       barrier_init_fence();
     }
     __syncthreads();

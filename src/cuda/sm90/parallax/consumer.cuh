@@ -176,7 +176,7 @@ struct ParallaxConsumer {
       mma_wait<0>();
       weigh();
       while (true) {
-        pack_weights<kKeys>(w, scores);
+        pack_scores<kKeys>(w, scores);
         add_row_sums<kKeys>(omega, w);
         pin(w);
         if (i + 1 >= end) break;

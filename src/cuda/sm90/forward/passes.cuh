@@ -1,0 +1,358 @@
+// A multiplying warpgroup's passes over the keys: products, weights and sums, nothing of the solve.
+//
+// In every pass the next tile's scores are issued first, then this tile's product with keys or values: the arithmetic on the
+// scores hides behind the latter, and behind the other warpgroup's products. Nothing is in flight when a pass returns: products
+// that cross the end of a loop make the compiler serialise all of them.
+#pragma once
+
+#include <type_traits>
+
+#include "cuda/sm90/cg.cuh"
+#include "cuda/sm90/forward/block.cuh"
+#include "cuda/sm90/forward/shared.cuh"
+#include "cuda/sm90/mma.cuh"
+#include "cuda/sm90/weights.cuh"
+
+namespace lla::cuda::sm90 {
+
+template <class Config>
+struct Passes {
+  static constexpr int kDim = Config::kDim, kKeys = Config::kKeys;
+  using Cache = WeightCache<kKeys>;
+  using Vector = float[kDim / 2];
+  using Scores = float[kKeys / 2];
+  using Words = uint32_t[kKeys / 4];
+  using DirectionWords = uint32_t[kDim / 4];
+
+  using Slot = typename decltype(Stream<Config>::ring)::Slot;
+  using WeightSlot = typename std::remove_extent_t<decltype(ForwardShared<Config>::weight_ring)>::Slot;
+
+  ForwardShared<Config>& s;
+  const ForwardParams& p;
+  const int group;  // of the block
+  Stream<Config>& t = s.stream[group / Config::kMembers];
+  const int member = group % Config::kMembers;  // of the stream
+  Slot next;                                     // of the ring
+  WeightSlot next_weights;
+  int parity = 0;  // of the item
+  RowLogits rows;
+
+  __device__ __forceinline__ static Lane own_lane() { return Lane(threadIdx.x % kWarpgroup); }
+  __device__ __forceinline__ const GroupTiles& tiles() const { return t.member[member]; }
+  __device__ __forceinline__ __half* tile_at(const Slot& slot) const {
+    return s.tiles[group / Config::kMembers][slot.stage];
+  }
+
+  __device__ __forceinline__ void visible(Pair<KeyRange>& keys, const Lane& lane) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      keys[r] = visible_keys(p.shape, int64_t{tiles().diagonal} + lane.row + 8 * r, tiles().length_k);
+  }
+  __device__ __forceinline__ void mask(Scores& scores, int tile, TileRange clear) const {
+    if (tile >= clear.begin && tile < clear.end) return;
+    const Lane lane = own_lane();
+    Pair<KeyRange> keys;
+    visible(keys, lane);
+    mask_scores<kKeys>(scores, keys, (tiles().first + tile) * kKeys, lane);
+  }
+
+  __device__ __forceinline__ void issue_logits(Scores& scores, const Slot& key) const {
+    product_transposed<kDim, kKeys>(scores, s.queries(group), tile_at(key));
+    mma_commit();
+  }
+  // The assembler moves arithmetic past a wait for products, which then hides nothing, but not past a branch: this is one. The
+  // tile is there and held, so nobody waits.
+  __device__ __forceinline__ void finish_before(const Slot& held) const { t.ring.wait(held); }
+  __device__ __forceinline__ void pass_by(int slots) {
+    for (int i = 0; i < slots; ++i) {
+      const Slot slot = next.take();
+      t.ring.wait(slot);
+      t.ring.release(slot);
+    }
+  }
+
+  // Largest raw scores.
+  __device__ __forceinline__ void largest_pass(Pair<float>& largest) {
+    largest[0] = largest[1] = -INFINITY;
+    const int count = uniform(tiles().count);
+    const TileRange own = uniform(tiles().own), clear = uniform(tiles().clear);
+    for (int tile = 0; tile < count; ++tile) {
+      if (tile < own.begin || tile >= own.end) {
+        pass_by(1);
+        continue;
+      }
+      const Slot key = next.take();
+      Scores scores;
+      define(scores);
+      t.ring.wait(key);
+      mma_fence();
+      issue_logits(scores, key);
+      mma_wait<0>();
+      pin(scores);
+      t.ring.release(key);
+      mask(scores, tile, clear);
+#pragma unroll
+      for (int e = 0; e < kKeys / 2; ++e) largest[row_of(e)] = fmaxf(largest[row_of(e)], scores[e]);
+    }
+    largest[0] = quad_max(largest[0]);
+    largest[1] = quad_max(largest[1]);
+  }
+
+  // Σ W k, Σ W v and ω; which tiles have a weight at all; the cached weights. Tiles come as K0 V0 K1 V1 ...
+  __device__ __forceinline__ void means_pass(Vector& mean_k, Vector& mean_v, Pair<float>& omega) {
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) mean_k[e] = mean_v[e] = 0;
+    omega[0] = omega[1] = 0;
+    const int count = uniform(tiles().count);
+    const TileRange own = uniform(tiles().own), clear = uniform(tiles().clear);
+    int tile = own.count() > 0 ? own.begin : count;
+    pass_by(2 * tile);
+    if (tile < count) {
+      Scores scores;
+      Words w;
+      define(scores);
+      Slot key = next.take();
+      t.ring.wait(key);
+      mma_fence();
+      issue_logits(scores, key);
+      mma_wait<0>();
+      exponentiate(scores, tile, clear);
+      pack_scores<kKeys>(w, scores);
+      while (true) {
+        const Slot value = next.take();
+        keep_weights(w, tile);
+        add_row_sums<kKeys>(omega, w);
+        pin(w);
+        t.ring.wait(value);
+        if (tile + 1 >= own.end) {
+          mma_fence();
+          product<kDim, kKeys>(mean_k, w, tile_at(key));
+          product<kDim, kKeys>(mean_v, w, tile_at(value));
+          mma_commit();
+          mma_wait<0>();
+          pin(mean_k);
+          pin(mean_v);
+          t.ring.release(key);
+          t.ring.release(value);
+          break;
+        }
+        const Slot next_key = next.take();
+        t.ring.wait(next_key);
+        mma_fence();
+        issue_logits(scores, next_key);
+        product<kDim, kKeys>(mean_k, w, tile_at(key));
+        product<kDim, kKeys>(mean_v, w, tile_at(value));
+        mma_commit();
+        ++tile;
+        mma_wait<1>();
+        exponentiate(scores, tile, clear);
+        finish_before(key);
+        mma_wait<0>();
+        pin(scores);
+        t.ring.release(key);
+        t.ring.release(value);
+        pack_scores<kKeys>(w, scores);
+        key = next_key;
+      }
+      pass_by(2 * (count - own.end));
+    }
+    omega[0] = quad_sum(omega[0]);
+    omega[1] = quad_sum(omega[1]);
+  }
+  __device__ __forceinline__ void exponentiate(Scores& scores, int tile, TileRange clear) const {
+    pin(scores);
+    mask(scores, tile, clear);
+    exponentiate_scores<kKeys>(scores, rows);
+    pin(scores);
+  }
+
+  // Remembers that a tile has a non-zero weight and, where weights are cached, the weights.
+  __device__ __forceinline__ void keep_weights(const Words& w, int tile) {
+    uint32_t any = 0;
+#pragma unroll
+    for (int i = 0; i < kKeys / 4; ++i) any |= w[i];
+    if (__any_sync(0xffffffffu, any != 0) && threadIdx.x % 32 == 0 && tile < Config::kLiveWords * 32) {
+      atomicOr(&t.live[parity].bits[member][tile / 32], 1u << (tile % 32));
+    }
+    if constexpr (Config::kCached) {
+      uint4* const block = p.weights + blockIdx.x * p.weights_stride;
+      Cache::store(Cache::at(block, tile, group), w, threadIdx.x % kWarpgroup);
+    }
+  }
+
+  // Issues what a tile's U is made of: raw scores (unless cached) and raw E = P Kᵀ, or x Kᵀ in two parts.
+  template <bool kOutput>
+  __device__ __forceinline__ void issue_scores(Scores& scores, Scores& e, const DirectionWords& direction,
+                                               const Slot& key) const {
+    if constexpr (!Config::kCached) issue_logits(scores, key);
+    if constexpr (kOutput) product_transposed<kDim, kKeys>(e, s.spare_operand(group), tile_at(key));
+    product_transposed<kDim, kKeys, kOutput>(e, direction, tile_at(key));
+    mma_commit();
+  }
+
+  // E becomes U, not yet rounded, once its products are there. kBehind: groups of products committed after them.
+  template <int kBehind>
+  __device__ __forceinline__ void finish_scores(Scores& scores, Scores& e, const Direction& d, int tile, TileRange clear,
+                                                const Slot& held) {
+    Words w;
+    if constexpr (Config::kCached) {
+      const WeightSlot slot = next_weights.take();
+      s.weight_ring[group].wait(slot);
+      Cache::load(w, s.weights(group, slot.stage), threadIdx.x % kWarpgroup);
+      mma_wait<kBehind>();
+      pin(e);
+      weight_scores<kKeys>(e, w, d.scale, d.centre);
+      s.weight_ring[group].release(slot);
+    } else {
+      mma_wait<kBehind + 1>();
+      pin(scores);
+      mask(scores, tile, clear);
+      make_weights<kKeys>(w, scores, rows);
+      pin(w);
+      finish_before(held);
+      mma_wait<kBehind>();
+      pin(e);
+      weight_scores<kKeys>(e, w, d.scale, d.centre);
+    }
+    pin(e);
+    finish_before(held);
+  }
+
+  // acc += U B and the row sums of U, in as many parts as asked, each rounded to fp16. U is used up.
+  __device__ __forceinline__ void add_parts(Vector& acc, Pair<float>& sums, Scores& u, const __half* b, int parts) const {
+    for (int part = 0; part < parts; ++part) {
+      Words words;
+      pack_scores<kKeys>(words, u);
+      add_row_sums<kKeys>(sums, words);
+      subtract_words<kKeys>(u, words);
+      pin(words);
+      mma_fence();
+      product<kDim, kKeys>(acc, words, b);
+      mma_commit();
+      mma_wait<0>();
+      pin(acc);
+    }
+  }
+
+  // The passes of the solve and the output pass go through the live tiles in the order K0 K1 K2 ... or K0 K1 V0 K2 V1 ...:
+  // beside tile i, the slot of the next key tile comes before that of tile i's values.
+  __device__ __forceinline__ Slot take_after(const Slot& key, bool there_is_one) {
+    return there_is_one ? next.take() : key;
+  }
+  template <bool kOutput>
+  __device__ __forceinline__ Slot take_factor(const Slot& key) {  // what U is multiplied with
+    return kOutput ? next.take() : key;
+  }
+
+  // acc = Σ U k over this warpgroup's live tiles (Σ S v in the output pass) and the row sums of the rounded U.
+  template <bool kOutput>
+  __device__ __forceinline__ void weighted_pass(Vector& acc, Pair<float>& sums, const DirectionWords& direction,
+                                                const Direction& d, int live) {
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) acc[e] = 0;
+    sums[0] = sums[1] = 0;
+    if (uniform(tiles().few_keys)) {
+      split_tiles<kOutput>(acc, sums, direction, d, live);
+    } else {
+      whole_tiles<kOutput>(acc, sums, direction, d, live);
+    }
+    sums[0] = quad_sum(sums[0]);
+    sums[1] = quad_sum(sums[1]);
+  }
+
+  template <bool kOutput>
+  __device__ __forceinline__ void whole_tiles(Vector& acc, Pair<float>& sums, const DirectionWords& direction, const Direction& d,
+                                              int live) {
+    const TileRange clear = uniform(tiles().clear);
+    auto walk = t.warp_walk(parity);
+    Slot key = take_after(next, live > 0);
+    int i = 0;
+    while (i < live) {
+      walk.advance();
+      if (!walk.takes(member)) {
+        t.ring.wait(key);
+        t.ring.release(key);
+        key = take_after(key, i + 1 < live);
+        if (kOutput) pass_by(1);
+        ++i;
+        continue;
+      }
+      // A run of this warpgroup's tiles.
+      int tile = walk.tile;
+      const int end = i + walk.run(member);
+      Scores scores, e;
+      Words u;
+      if constexpr (!Config::kCached) define(scores);
+      define(e);
+      t.ring.wait(key);
+      mma_fence();
+      issue_scores<kOutput>(scores, e, direction, key);
+      finish_scores<0>(scores, e, d, tile, clear, key);
+      if constexpr (kOutput) t.ring.release(key);
+      pack_scores<kKeys>(u, e);
+      for (; i + 1 < end; ++i) {
+        const Slot after = take_after(key, true), factor = take_factor<kOutput>(key);
+        pin(u);
+        t.ring.wait(after);
+        if constexpr (kOutput) t.ring.wait(factor);
+        mma_fence();
+        issue_scores<kOutput>(scores, e, direction, after);
+        product<kDim, kKeys>(acc, u, tile_at(factor));
+        mma_commit();
+        add_row_sums<kKeys>(sums, u);
+        pin(sums);
+        ++tile;
+        finish_scores<1>(scores, e, d, tile, clear, factor);
+        if constexpr (kOutput) t.ring.release(after);
+        mma_wait<0>();
+        pin(e);
+        t.ring.release(factor);
+        pack_scores<kKeys>(u, e);  // not before: the product that has just ended was reading u
+        key = after;
+      }
+      const Slot after = take_after(key, i + 1 < live), factor = take_factor<kOutput>(key);
+      pin(u);
+      if constexpr (kOutput) t.ring.wait(factor);
+      mma_fence();
+      product<kDim, kKeys>(acc, u, tile_at(factor));
+      mma_commit();
+      add_row_sums<kKeys>(sums, u);
+        pin(sums);
+      mma_wait<0>();
+      pin(acc);
+      t.ring.release(factor);
+      key = after;
+      ++i;
+    }
+  }
+
+  // The same with U in two parts, one tile after the other: for rows with few keys.
+  template <bool kOutput>
+  __device__ __forceinline__ void split_tiles(Vector& acc, Pair<float>& sums, const DirectionWords& direction, const Direction& d,
+                                              int live) {
+    const TileRange clear = uniform(tiles().clear);
+    auto walk = t.warp_walk(parity);
+    Slot key = take_after(next, live > 0);
+    for (int i = 0; i < live; ++i) {
+      walk.advance();
+      const bool mine = walk.takes(member);
+      Scores scores, e;
+      if constexpr (!Config::kCached) define(scores);
+      define(e);
+      t.ring.wait(key);
+      if (mine) {
+        mma_fence();
+        issue_scores<kOutput>(scores, e, direction, key);
+        finish_scores<0>(scores, e, d, walk.tile, clear, key);
+      }
+      if (kOutput) t.ring.release(key);
+      const Slot after = take_after(key, i + 1 < live), factor = take_factor<kOutput>(key);
+      if (kOutput) t.ring.wait(factor);
+      if (mine) add_parts(acc, sums, e, tile_at(factor), 2);
+      t.ring.release(factor);
+      key = after;
+    }
+  }
+};
+
+}  // namespace lla::cuda::sm90
