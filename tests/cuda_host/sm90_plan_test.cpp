@@ -43,13 +43,14 @@ TEST(Sm90Plan, RefusesWithAReason) {
 }
 
 TEST(Sm90Plan, CachesWeightsWithinTheLimit) {
-  core::Problem p = problem(4, 8, 4096, 128);
+  core::Problem p = problem(4, 8, 2048, 128);
   core::Plan planned = plan(p, kH200);
   EXPECT_TRUE(planned.cached_weights);
+  EXPECT_EQ(planned.block_rows, 128);
   EXPECT_EQ(planned.workers, 132);
   // 132 resident blocks of 128 queries, n keys rounded up to tiles, 2 bytes each: linear in n.
-  EXPECT_EQ(cached_weights_per_block(p), 43 * 96 * 128 * 2);
-  p.cached_weights_limit = 100 << 20;
+  EXPECT_EQ(cached_weights_per_block(p), 26 * 80 * 128 * 2);
+  p.cached_weights_limit = 50 << 20;
   EXPECT_FALSE(plan(p, kH200).cached_weights);
   p.weights = Weights::cached;
   EXPECT_NE(refuse(p, kH200).find("cached_weights_limit"), std::string::npos);
@@ -83,6 +84,19 @@ TEST(Sm90Plan, WindowShrinksTheCache) {
   EXPECT_LE(cached_weights_per_block(p), (1024 + 128 + 2 * 128) * 128 * 2);
 }
 
+TEST(Sm90Plan, CachesWeightsWhereItPays) {
+  for (const auto& [length, dim, pays] : {std::tuple{256, 128, false},
+                                          {1024, 128, true},
+                                          {4096, 128, false},
+                                          {256, 64, false},
+                                          {4096, 64, true},
+                                          {16384, 64, false}}) {
+    const core::Plan planned = plan(problem(1, 8, length, dim), kH200);
+    EXPECT_EQ(planned.cached_weights, pays) << length << " " << dim;
+    EXPECT_EQ(planned.block_rows, pays ? 128 : 64);  // recomputing warpgroups work on items of their own
+  }
+}
+
 // 64 MiB, fp16 copies of the operands, what is kept in fp32 per row, and the cached weights, themselves within their
 // limit: linear in the length, nothing per pair but the cache.
 TEST(Sm90Plan, WorkspaceStaysWithinItsBound) {
@@ -114,7 +128,7 @@ TEST(Sm90Plan, WorkspaceStaysWithinItsBound) {
 
 TEST(Sm90Plan, FewBlocksNeedLittle) {
   const core::Plan planned = plan(problem(1, 1, 100, 64), kH200);
-  EXPECT_EQ(planned.workers, 1);
+  EXPECT_EQ(planned.workers, 2);  // items of 64 queries
   EXPECT_LT(planned.workspace_bytes, size_t{2} << 20);
 }
 

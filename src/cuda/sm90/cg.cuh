@@ -1,8 +1,9 @@
 // Conjugate gradients on the rows of a warpgroup, vectors in fragment order.
 //
-// Units: keys are scaled by κ (a power of two), so r = κ q - mean and x carry a factor κ, and the matrix in the step is the
-// true one, (1/κ²) Σ w (k - mean)(k - mean)ᵀ / ω + Λ. The direction is rounded to fp16 with a power of two per row, and the
-// rounded vector is the direction that is used: the step length is the exact minimiser along it, (r·p) / (p·Ap).
+// Units: keys are scaled by κ (a power of two), so r = κ q - mean and x carry a factor κ, and the matrix in the step is
+// the true one, (1/κ²) Σ w (k - mean)(k - mean)ᵀ / ω + Λ. The direction is rounded to fp16 with a power of two per row,
+// and the rounded vector is the direction that is used: the step length is the exact minimiser along it, (r·p) /
+// (p·Ap).
 #pragma once
 
 #include "cuda/sm90/fragment.cuh"
@@ -11,8 +12,8 @@
 
 namespace lla::cuda::sm90 {
 
-// Curvature below this fraction of the largest one seen is rounding. Where λ itself is that small, a direction the keys do not
-// reach shows the rounding of p instead: up to 2^-17 of the largest.
+// Curvature below this fraction of the largest one seen is rounding. Where λ itself is that small, a direction the keys
+// do not reach shows the rounding of p instead: up to 2^-17 of the largest.
 __device__ __forceinline__ float least_curvature(float ridge, float largest) {
   return ridge < 0x1p-21f * largest ? 0x1p-16f : 0x1p-23f;
 }
@@ -21,7 +22,7 @@ inline constexpr float kMostGrowth = 0x1p20f;
 
 // What turns raw products of an fp16 direction with keys into scaled, centred E: all a pass over the keys needs of it.
 struct Direction {
-  Pair<float> scale;   // |E scale - centre| is at most 1, so W times it fits fp16
+  Pair<float> scale;  // |E scale - centre| is at most 1, so W times it fits fp16
   Pair<float> centre;
 };
 
@@ -40,15 +41,16 @@ struct Solve {
   Pair<bool> active;
 };
 
-// A pass over the keys needs every register: what it does not use waits in scratch memory, a quarter of the two rows' state
-// in each thread of a quad.
+// A pass over the keys needs every register: what it does not use waits in scratch memory, a quarter of the two rows'
+// state in each thread of a quad.
 struct SolveMemory {
   __device__ __forceinline__ static void store(float4* to, const Solve& s, const Lane& lane) {
     float4 part[4];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const uint32_t exponent = __float_as_uint(s.inverse[r]) >> 23;
-      const uint32_t flags = static_cast<uint32_t>(s.iterations[r]) << 11 | exponent << 3 | s.status[r] << 1 | s.active[r];
+      const uint32_t flags =
+          static_cast<uint32_t>(s.iterations[r]) << 11 | exponent << 3 | s.status[r] << 1 | s.active[r];
       part[2 * r] = make_float4(s.rr[r], s.rr_start[r], s.curvature[r], __uint_as_float(flags));
       part[2 * r + 1] = make_float4(s.omega[r], s.ridge[r], s.norm_squared[r], s.rp[r]);
     }
@@ -78,8 +80,8 @@ __device__ __forceinline__ T& tile_word(void* tile, uint32_t offset) {
   return *reinterpret_cast<T*>(static_cast<char*>(tile) + offset);
 }
 
-// The step's chain of scalars is latency that nothing hides: approximations (to an ulp or two) where an exact quotient or
-// root is not needed.
+// The step's chain of scalars is latency that nothing hides: approximations (to an ulp or two) where an exact quotient
+// or root is not needed.
 __device__ __forceinline__ float fast_sqrt(float x) {
   float y;
   asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -90,10 +92,12 @@ __device__ __forceinline__ float fast_divide(float a, float b) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(b));
   return a * inverse;
 }
-__device__ __forceinline__ float inverse_power_of_two(float x) { return __uint_as_float((254u << 23) - __float_as_uint(x)); }
+__device__ __forceinline__ float inverse_power_of_two(float x) {
+  return __uint_as_float((254u << 23) - __float_as_uint(x));
+}
 
-// The bound |E| <= 2 |p| max|k| fixes the scale of U before any tile is seen. An error of the centre shifts all E of a row
-// alike, which the row-sum correction takes out again: the mean may be rounded.
+// The bound |E| <= 2 |p| max|k| fixes the scale of U before any tile is seen. An error of the centre shifts all E of a
+// row alike, which the row-sum correction takes out again: the mean may be rounded.
 __device__ __forceinline__ void finish_direction(Direction& d, const Pair<float>& norm_squared, const Pair<float>& dots,
                                                  float largest_key_norm) {
 #pragma unroll
@@ -103,8 +107,8 @@ __device__ __forceinline__ void finish_direction(Direction& d, const Pair<float>
   }
 }
 
-// v, rounded to fp16 with a power of two per row, as the words a product takes: the first direction, r = v. With kSplit what
-// rounding left over goes into the tile `low`: x in the output pass.
+// v, rounded to fp16 with a power of two per row, as the words a product takes: the first direction, r = v. With kSplit
+// what rounding left over goes into the tile `low`: x in the output pass.
 template <int kDim, bool kSplit = false>
 __device__ __forceinline__ void make_direction(uint32_t (&p)[kDim / 4], const float (&v)[kDim / 2],
                                                const float (&mean)[kDim / 2], __half* low, const Lane& lane,
@@ -170,23 +174,24 @@ struct StepLimits {
 // Where a thread's parts of a warpgroup's vectors are, in fragment order.
 struct Vectors {
   float* r;             // in shared memory
-  const uint4* mean;    // the mean key as fp16 pairs
   float* x;             // in global memory, only added to
   const float* ridges;  // λ per dimension (+inf: projected out); null where a row has one λ
 };
 
 // x += step of one thread's four elements: nothing waits for it, and no other thread touches them.
 __device__ __forceinline__ void add_to(float4* to, float a, float b, float c, float d) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d)
+               : "memory");
 }
 
 // Of the largest λ in units of the data part: beyond, x is zero to rounding, and p·Ap would overflow.
 inline constexpr float kLargestRidge = 0x1p80f;
 
-// product += Λ p with a λ per dimension, in units of the data part. Where λ is +inf the product is zero; the mean key is too.
+// product += Λ p with a λ per dimension, in units of the data part, and p·Λp. Where λ is +inf the product is zero; the
+// mean key is too.
 template <int kDim>
-__device__ __forceinline__ void add_ridges(float (&product)[kDim / 2], uint32_t (&p)[kDim / 4], const float* ridges,
-                                           const Pair<float>& inverse_scale, const Lane& lane) {
+__device__ __forceinline__ void add_ridges(float (&product)[kDim / 2], uint32_t (&p)[kDim / 4], Pair<float>& curvature,
+                                           const float* ridges, const Pair<float>& inverse_scale, const Lane& lane) {
 #pragma unroll
   for (int i = 0; i < kDim / 8; ++i) {
     if (i % 4 == 0) keep_order();
@@ -197,46 +202,55 @@ __device__ __forceinline__ void add_ridges(float (&product)[kDim / 2], uint32_t 
     for (int j = 0; j < 4; ++j) {
       const float scaled = fminf(l[j] * inverse_scale[j / 2], kLargestRidge);
       product[4 * i + j] = l[j] == INFINITY ? 0.0f : fmaf(scaled, v[j], product[4 * i + j]);
+      curvature[j / 2] = l[j] == INFINITY ? curvature[j / 2] : fmaf(scaled * v[j], v[j], curvature[j / 2]);
     }
   }
   forget(p);
 }
 
-// One step from product = Σ U k and its row sums: A p = data_scale (product - sums mean) + Λ p.
-// p holds the direction, and then the next one. Updates x, r and the rows' state.
+// p·product of a thread's elements.
 template <int kDim>
-__device__ __forceinline__ void step(Solve& s, float (&product)[kDim / 2], const Pair<float>& sums, const Pair<float>& data_scale,
+__device__ __forceinline__ void dot_direction(Pair<float>& dots, const float (&product)[kDim / 2],
+                                              uint32_t (&p)[kDim / 4]) {
+  dots[0] = dots[1] = 0;
+#pragma unroll
+  for (int i = 0; i < kDim / 4; ++i) {
+    const float2 v = unpack(p[i]);
+    dots[i & 1] = fmaf(v.x, product[2 * i], fmaf(v.y, product[2 * i + 1], dots[i & 1]));
+  }
+  forget(p);
+}
+
+// One step from product = Σ U k and its row sums: A p = data_scale (product - sums mean) + Λ p.
+// p holds the direction, and then the next one. `curvature`: a thread's part of p·product, taken while what is loaded
+// here and by the caller was under way. Updates x, r and the rows' state.
+template <int kDim>
+__device__ __forceinline__ void step(Solve& s, float (&product)[kDim / 2], Pair<float>& curvature,
+                                     const Pair<float>& sums, const Pair<float>& data_scale, uint32_t (&mean)[kDim / 4],
                                      uint32_t (&p)[kDim / 4], const Vectors& at, const Lane& lane,
                                      float largest_key_norm, const StepLimits& limits, Direction& d) {
   constexpr int kWords = kDim / 4, kQuads = kDim / 8;
-  uint32_t mean[kWords];
-  Fragment<kDim>::load_half(mean, at.mean, lane.thread);
   // Everything in units of the data part: the scale comes in with the step length.
-  Pair<float> pap = {0, 0}, ridge, inverse_scale;
+  Pair<float> ridge, inverse_scale;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     inverse_scale[h] = data_scale[h] > 0 ? fast_divide(1.0f, data_scale[h]) : 0.0f;
     ridge[h] = at.ridges == nullptr ? fminf(s.ridge[h] * inverse_scale[h], kLargestRidge) : 0.0f;
   }
-  if (at.ridges != nullptr) add_ridges<kDim>(product, p, at.ridges, inverse_scale, lane);
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) {
-    const int h = i & 1;
-    const float2 m = unpack(mean[i]), v = unpack(p[i]);
-    product[2 * i] = fmaf(ridge[h], v.x, fmaf(-sums[h], m.x, product[2 * i]));
-    product[2 * i + 1] = fmaf(ridge[h], v.y, fmaf(-sums[h], m.y, product[2 * i + 1]));
-    pap[h] = fmaf(v.x, product[2 * i], fmaf(v.y, product[2 * i + 1], pap[h]));
-  }
-  forget(p);
+  if (at.ridges != nullptr) add_ridges<kDim>(product, p, curvature, at.ridges, inverse_scale, lane);
 
   Pair<float> alpha, residual_step;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    pap[h] = quad_sum(pap[h]) * data_scale[h];
-    const float curvature = fast_divide(pap[h], s.norm_squared[h]);
-    s.curvature[h] = fmaxf(s.curvature[h], curvature);
-    alpha[h] = fast_divide(s.rp[h], pap[h]);
-    if (s.active[h] && !(curvature > least_curvature(s.ridge[h], s.curvature[h]) * s.curvature[h] && fabsf(alpha[h]) < 0x1p126f)) {
+    // p·(product - sums mean + λ p), of which p·mean and |p|² are known.
+    const float dot_mean = d.scale[h] > 0 ? d.centre[h] * inverse_power_of_two(d.scale[h]) : 0.0f;
+    const float pap =
+        fmaf(ridge[h], s.norm_squared[h], fmaf(-sums[h], dot_mean, quad_sum(curvature[h]))) * data_scale[h];
+    const float relative = fast_divide(pap, s.norm_squared[h]);
+    s.curvature[h] = fmaxf(s.curvature[h], relative);
+    alpha[h] = fast_divide(s.rp[h], pap);
+    if (s.active[h] &&
+        !(relative > least_curvature(s.ridge[h], s.curvature[h]) * s.curvature[h] && fabsf(alpha[h]) < 0x1p126f)) {
       s.active[h] = false;
       s.status[h] = LLA_ROW_BREAKDOWN;
     }
@@ -245,8 +259,6 @@ __device__ __forceinline__ void step(Solve& s, float (&product)[kDim / 2], const
     s.iterations[h] += s.active[h];
   }
 
-  keep_order();
-  Fragment<kDim>::load_half(mean, at.mean, lane.thread);  // again: kept meanwhile, it would cost more
   float4* const residuals = reinterpret_cast<float4*>(at.r) + lane.thread;
   float4* const xs = reinterpret_cast<float4*>(at.x) + lane.thread;
   Pair<float> rr = {0, 0};
@@ -254,7 +266,13 @@ __device__ __forceinline__ void step(Solve& s, float (&product)[kDim / 2], const
   for (int i = 0; i < kQuads; ++i) {
     if (i % 4 == 0) keep_order();
     const float4 old = residuals[i * kWarpgroup];
+    const float2 v0 = unpack(p[2 * i]), v1 = unpack(p[2 * i + 1]), m0 = unpack(mean[2 * i]),
+                 m1 = unpack(mean[2 * i + 1]);
     float* const r = &product[4 * i];
+    r[0] = fmaf(ridge[0], v0.x, fmaf(-sums[0], m0.x, r[0]));
+    r[1] = fmaf(ridge[0], v0.y, fmaf(-sums[0], m0.y, r[1]));
+    r[2] = fmaf(ridge[1], v1.x, fmaf(-sums[1], m1.x, r[2]));
+    r[3] = fmaf(ridge[1], v1.y, fmaf(-sums[1], m1.y, r[3]));
     r[0] = s.active[0] ? fmaf(residual_step[0], r[0], old.x) : old.x;
     r[1] = s.active[0] ? fmaf(residual_step[0], r[1], old.y) : old.y;
     r[2] = s.active[1] ? fmaf(residual_step[1], r[2], old.z) : old.z;
@@ -262,7 +280,6 @@ __device__ __forceinline__ void step(Solve& s, float (&product)[kDim / 2], const
     rr[0] = fmaf(r[0], r[0], fmaf(r[1], r[1], rr[0]));
     rr[1] = fmaf(r[2], r[2], fmaf(r[3], r[3], rr[1]));
     residuals[i * kWarpgroup] = make_float4(r[0], r[1], r[2], r[3]);
-    const float2 v0 = unpack(p[2 * i]), v1 = unpack(p[2 * i + 1]);
     add_to(xs + i * kWarpgroup, alpha[0] * v0.x, alpha[0] * v0.y, alpha[1] * v1.x, alpha[1] * v1.y);
   }
 
@@ -291,6 +308,7 @@ __device__ __forceinline__ void step(Solve& s, float (&product)[kDim / 2], const
   }
   Pair<float> dots = {0, 0}, squares = {0, 0}, rp = {0, 0};
   forget(p);
+  forget(mean);
 #pragma unroll
   for (int i = 0; i < kWords; ++i) {
     const int h = i & 1;

@@ -36,8 +36,8 @@ __device__ __forceinline__ float divide(float a, float b, float inverse) {
 }
 __device__ __forceinline__ float divide(float a, float b) { return divide(a, b, reciprocal(b)); }
 
-// Memory accesses stay on their side of this: without it the compiler hoists the loads of a whole unrolled loop and runs out
-// of registers.
+// Memory accesses stay on their side of this: without it the compiler hoists the loads of a whole unrolled loop and
+// runs out of registers.
 __device__ __forceinline__ void keep_order() { asm volatile("" ::: "memory"); }
 
 // Words whose unpacked halves the compiler shall not keep from one loop to the next.
@@ -51,7 +51,9 @@ __device__ __forceinline__ uint32_t pack(float a, float b) {
   const __half2 h = __floats2half2_rn(a, b);
   return *reinterpret_cast<const uint32_t*>(&h);
 }
-__device__ __forceinline__ float2 unpack(uint32_t word) { return __half22float2(*reinterpret_cast<const __half2*>(&word)); }
+__device__ __forceinline__ float2 unpack(uint32_t word) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&word));
+}
 
 // Rows a thread owns in its warpgroup, and its column pair in every eight.
 struct Lane {
@@ -67,11 +69,13 @@ struct Lane {
   // Byte offset of columns (8 block + 2t, + 1) of row `row + 8 second` in a 64-row, 128-byte-swizzled tile.
   __device__ __forceinline__ uint32_t tile_offset(int block, int second) const {
     const int r = row + 8 * second;
-    return static_cast<uint32_t>((block / 8) * (kGroupRows * 128) + r * 128 + (((block % 8) ^ (r & 7)) << 4) + column * 2);
+    return static_cast<uint32_t>((block / 8) * (kGroupRows * 128) + r * 128 + (((block % 8) ^ (r & 7)) << 4) +
+                                 column * 2);
   }
 };
 
-// Private vectors of a thread in fragment order: kDim / 8 quads of floats, those of one index side by side over threads.
+// Private vectors of a thread in fragment order: kDim / 8 quads of floats, those of one index side by side over
+// threads.
 template <int kDim>
 struct Fragment {
   static constexpr int kQuads = kDim / 8;
@@ -80,7 +84,8 @@ struct Fragment {
   __device__ __forceinline__ static void load(float (&to)[kDim / 2], const float* from, int thread) {
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
-      const float4 v = __ldcg(reinterpret_cast<const float4*>(from) + i * kWarpgroup + thread);  // x is made by L2 additions
+      const float4 v =
+          __ldcg(reinterpret_cast<const float4*>(from) + i * kWarpgroup + thread);  // x is made by L2 additions
       to[4 * i] = v.x, to[4 * i + 1] = v.y, to[4 * i + 2] = v.z, to[4 * i + 3] = v.w;
     }
   }

@@ -64,6 +64,11 @@ struct Atom<72, kMajorB> {
   using RS = cute::SM90::GMMA::MMA_64x72x16_F32F16F16_RS<Major::K, kMajorB>;
 };
 template <Major kMajorB>
+struct Atom<80, kMajorB> {
+  using SS = cute::SM90::GMMA::MMA_64x80x16_F32F16F16_SS<Major::K, kMajorB>;
+  using RS = cute::SM90::GMMA::MMA_64x80x16_F32F16F16_RS<Major::K, kMajorB>;
+};
+template <Major kMajorB>
 struct Atom<136, kMajorB> {
   using SS = cute::SM90::GMMA::MMA_64x136x16_F32F16F16_SS<Major::K, kMajorB>;
   using RS = cute::SM90::GMMA::MMA_64x136x16_F32F16F16_RS<Major::K, kMajorB>;
@@ -85,8 +90,8 @@ __device__ __forceinline__ void issue_rs(float (&c)[kCount], const uint32_t* a, 
   Instruction::fma(a[0], a[1], a[2], a[3], b, c[kIndex]..., scale);
 }
 
-// Where an operand begins, as the low word of its descriptor; the high word is the same for all. Opaque, so that it is added to
-// beside each product and not kept in registers for every one of them.
+// Where an operand begins, as the low word of its descriptor; the high word is the same for all. Opaque, so that it is
+// added to beside each product and not kept in registers for every one of them.
 struct Operand {
   uint32_t low;
 

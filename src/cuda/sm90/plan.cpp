@@ -17,8 +17,9 @@ using core::cat;
 using core::Problem;
 
 constexpr int64_t kLargestLength = std::numeric_limits<int32_t>::max() - 2 * kBlockRows;
-// Below this many keys cached weights are not worth their workspace.
-constexpr int64_t kCacheFromKeys = 512;
+// Where cached weights are faster than recomputing them (docs/benchmarks): reading them is bound by memory, recomputing
+// them by the tensor cores, which need half as long at head dimension 64 for twice the keys of a tile.
+constexpr bool caching_pays(int dim, int64_t keys) { return keys >= 512 && keys < (dim == 64 ? 8192 : 3072); }
 
 int resident_blocks(const Problem& p, const core::Machine& m, int rows) {
   return static_cast<int>(std::min<int64_t>(std::max<int64_t>(shape_of(p).items(rows), 1), m.cuda.multiprocessors));
@@ -32,7 +33,9 @@ int64_t cached_bytes(const Problem& p, const core::Machine& m) {
 bool cache_weights(const Problem& p, const core::Machine& m) {
   if (p.given_x()) return false;
   if (p.weights != Weights::automatic) return p.weights == Weights::cached;
-  return p.seqlen_k >= kCacheFromKeys && cached_bytes(p, m) <= p.cached_weights_limit;
+  const int dim = padded_dim(p.dim, p.value_dim);
+  const int64_t keys = most_tiles(shape_of(p), tile_keys(dim)) * tile_keys(dim);  // of a block
+  return caching_pays(dim, keys) && cached_bytes(p, m) <= p.cached_weights_limit;
 }
 
 }  // namespace

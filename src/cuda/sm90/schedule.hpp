@@ -1,15 +1,16 @@
-// Which block of queries a work item is, and which key tiles it visits. Plain functions for host and device: the tests run
-// them on the CPU.
+// Which block of queries a work item is, and which key tiles it visits. Plain functions for host and device: the tests
+// run them on the CPU.
 //
-// Items are numbered longest first: under a causal mask the last blocks of queries see most keys, so all heads' last blocks
-// come first. Blocks take items from a counter in the order of their numbers; an item's result does not depend on who runs it.
+// Items are numbered longest first: under a causal mask the last blocks of queries see most keys, so all heads' last
+// blocks come first. Blocks take items from a counter in the order of their numbers; an item's result does not depend
+// on who runs it.
 #pragma once
 
 #include <cstdint>
 
 namespace lla::cuda::sm90 {
 
-inline constexpr int kGroupRows = 64;               // queries of a warpgroup
+inline constexpr int kGroupRows = 64;              // queries of a warpgroup
 inline constexpr int kBlockRows = 2 * kGroupRows;  // of a block of two
 
 // Sizes the schedule depends on. Lengths fit in 31 bits.
@@ -33,7 +34,9 @@ struct Block {
   int32_t start_q, start_k;    // of its sequence when packed, else 0
 
   constexpr bool empty() const { return first_row >= length_q; }
-  constexpr int32_t last_row(int32_t row, int32_t rows) const { return row + rows < length_q ? row + rows - 1 : length_q - 1; }
+  constexpr int32_t last_row(int32_t row, int32_t rows) const {
+    return row + rows < length_q ? row + rows - 1 : length_q - 1;
+  }
 };
 
 constexpr Block block_of_item(const Shape& s, const int32_t* cu_q, const int32_t* cu_k, int64_t item,

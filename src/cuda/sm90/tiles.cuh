@@ -1,9 +1,9 @@
-// The rings between the copying thread and the two multiplying warpgroups: of key and value tiles, which both read, and of
-// cached weights, where each has its own.
+// The rings between the copying thread and the two multiplying warpgroups: of key and value tiles, which both read, and
+// of cached weights, where each has its own.
 //
-// Both sides go through a ring in the same order, so what comes next needs no name: a slot is a stage and the parity of its
-// phase. Passes of the solve begin with K0 K1, and so does the output pass after them (K0 K1 V0 K2 V1 ... V(n-1)): the producer
-// may fetch these two before it knows whether the solve goes on.
+// Both sides go through a ring in the same order, so what comes next needs no name: a slot is a stage and the parity of
+// its phase. Passes of the solve begin with K0 K1, and so does the output pass after them (K0 K1 V0 K2 V1 ... V(n-1)):
+// the producer may fetch these two before it knows whether the solve goes on.
 #pragma once
 
 #include "cuda/sm90/ptx.cuh"
@@ -37,8 +37,8 @@ struct Ring {
     return full[s.stage];
   }
 
-  // The same with counted positions. They stay below 2^32: beyond, those of a ring whose size is no power of two would skip a
-  // stage.
+  // The same with counted positions. They stay below 2^32: beyond, those of a ring whose size is no power of two would
+  // skip a stage.
   __device__ __forceinline__ static int stage(uint32_t position) { return position % kStages; }
   __device__ __forceinline__ static uint32_t parity(uint32_t position) { return (position / kStages) & 1; }
 
@@ -62,18 +62,20 @@ struct Ring {
   }
 };
 
-// Which tiles of an item have a non-zero weight, a bit per tile and warpgroup. A tile without one adds exactly nothing to any
-// sum, so passes after the first skip it. Of tiles beyond the bits a warpgroup takes all it can see.
+// Which tiles of an item have a non-zero weight, a bit per tile and warpgroup. A tile without one adds exactly nothing
+// to any sum, so passes after the first skip it. Of tiles beyond the bits a warpgroup takes all it can see.
 template <int kWords, int kMembers>
 struct LiveTiles {
   uint32_t bits[kMembers][kWords];
 
   __device__ __forceinline__ uint32_t word(int group, int index, TileRange visible) const {
-    return index < kWords ? bits[group][index] : bits_below(visible.end - 32 * index) & ~bits_below(visible.begin - 32 * index);
+    return index < kWords ? bits[group][index]
+                          : bits_below(visible.end - 32 * index) & ~bits_below(visible.begin - 32 * index);
   }
   __device__ __forceinline__ int total(int count) const {
     int live = 0;
-    for (int word = 0; word < kWords && word * 32 < count; ++word) live += __popc(bits[0][word] | bits[kMembers - 1][word]);
+    for (int word = 0; word < kWords && word * 32 < count; ++word)
+      live += __popc(bits[0][word] | bits[kMembers - 1][word]);
     return live + max(0, count - kWords * 32);
   }
 
@@ -81,8 +83,8 @@ struct LiveTiles {
   __device__ __forceinline__ static uint32_t bits_below(int n) { return n <= 0 ? 0u : n >= 32 ? ~0u : (1u << n) - 1; }
 };
 
-// Tells the compiler that all threads of a warp hold the same value: what depends on it can stay in uniform registers, where
-// the tensor cores want their descriptors.
+// Tells the compiler that all threads of a warp hold the same value: what depends on it can stay in uniform registers,
+// where the tensor cores want their descriptors.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 __device__ __forceinline__ TileRange uniform(TileRange r) { return {uniform(r.begin), uniform(r.end)}; }
 

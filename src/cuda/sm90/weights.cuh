@@ -80,7 +80,8 @@ __device__ __forceinline__ void weight_scores(float (&e)[kKeys / 2], const uint3
 
 // U as fp16, its rounded row sums added to `sums`.
 template <int kKeys>
-__device__ __forceinline__ void round_scores(uint32_t (&words)[kKeys / 4], const float (&u)[kKeys / 2], Pair<float>& sums) {
+__device__ __forceinline__ void round_scores(uint32_t (&words)[kKeys / 4], const float (&u)[kKeys / 2],
+                                             Pair<float>& sums) {
   pack_scores<kKeys>(words, u);
   add_row_sums<kKeys>(sums, words);
 }
@@ -110,7 +111,8 @@ struct WeightCache {
   __device__ __forceinline__ static void store(uint4* to, const uint32_t (&weights)[kKeys / 4], int thread) {
 #pragma unroll
     for (int s = 0; s < kSlabs; ++s) {
-      to[s * kWarpgroup + thread] = make_uint4(weights[4 * s], weights[4 * s + 1], weights[4 * s + 2], weights[4 * s + 3]);
+      to[s * kWarpgroup + thread] =
+          make_uint4(weights[4 * s], weights[4 * s + 1], weights[4 * s + 2], weights[4 * s + 3]);
     }
   }
   __device__ __forceinline__ static void load(uint32_t (&weights)[kKeys / 4], const uint4* from, int thread) {

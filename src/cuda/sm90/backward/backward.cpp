@@ -96,8 +96,8 @@ struct Run {
     params.scale_log2 = scale_log2(p.scale);
     params.negative_scale = p.scale < 0;
     // λ's gradient, -x y, follows y's residual most closely: a tenth less of it keeps the promised accuracy for every
-    // kind. Where rows see few keys x is large in directions the keys do not reach, and y's error there, which its residual
-    // hardly shows, meets it: half the residual, and at least three steps.
+    // kind. Where rows see few keys x is large in directions the keys do not reach, and y's error there, which its
+    // residual hardly shows, meets it: half the residual, and at least three steps.
     params.tolerance_squared = static_cast<float>(0.81 * p.tolerance * p.tolerance);
     params.few_keys_tolerance_squared = static_cast<float>(0.25 * p.tolerance * p.tolerance);
     params.few_keys_iterations = 3;

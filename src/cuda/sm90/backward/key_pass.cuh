@@ -7,9 +7,9 @@
 #pragma once
 
 #include "cuda/common/runtime.hpp"
-#include "cuda/sm90/bulk.cuh"
 #include "cuda/sm90/backward/key_pass.hpp"
 #include "cuda/sm90/backward/store.cuh"
+#include "cuda/sm90/bulk.cuh"
 #include "cuda/sm90/fragment.cuh"
 #include "cuda/sm90/mma.cuh"
 #include "cuda/sm90/ptx.cuh"

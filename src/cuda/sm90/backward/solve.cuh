@@ -36,7 +36,8 @@ struct SolveConsumer : Consumer<Config> {
 
   // t: sums over keys of U k, U = W (gamma - tau) with the scale and centre of `d`; G lies where residuals will. Finds
   // the largest weights on the way.
-  __device__ __forceinline__ void target_pass(Vector& target, Pair<float>& sums, Pair<float>& largest, const Direction& d) {
+  __device__ __forceinline__ void target_pass(Vector& target, Pair<float>& sums, Pair<float>& largest,
+                                              const Direction& d) {
     __half2 most[2] = {};
 #pragma unroll
     for (int e = 0; e < kDim / 2; ++e) target[e] = 0;
@@ -167,7 +168,8 @@ struct SolveConsumer : Consumer<Config> {
       rhs[e] = good[r] ? fmaf(-sums[r], mean[e], rhs[e]) * undo[r] : 0.0f;
     }
     if (p.ridge.per_dim) {
-      load_ridge<kDim>(this->section(WorkspaceLayout::kRidge), rhs, mean, solve.ridge, good, p, b.block, own_rows.row, lane);
+      load_ridge<kDim>(this->section(WorkspaceLayout::kRidge), rhs, mean, solve.ridge, good, p, b.block, own_rows.row,
+                       lane);
     }
     Fragment<kDim>::store_half(reinterpret_cast<uint4*>(this->section(WorkspaceLayout::kMeanHalf)), mean, lane.thread);
 #pragma unroll

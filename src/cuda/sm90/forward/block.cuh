@@ -10,9 +10,9 @@ namespace lla::cuda::sm90 {
 
 struct ForwardBlock {
   Block block;
-  TileRange tiles;      // of all its rows
-  int32_t head_index;   // of the key head in HeadStatistics and the copies
-  int64_t key_row;      // of the sequence's first key in the copies
+  TileRange tiles;     // of all its rows
+  int32_t head_index;  // of the key head in HeadStatistics and the copies
+  int64_t key_row;     // of the sequence's first key in the copies
 
   __device__ __forceinline__ ForwardBlock(const ForwardParams& p, int64_t item, int tile_keys, int rows = kBlockRows)
       : block(block_of_item(p.shape, p.cu_q, p.cu_k, item, rows)) {

@@ -20,20 +20,21 @@ struct ForwardConfig {
   static constexpr bool kCached = kCached_;  // weights kept in the workspace instead of recomputed in every pass
   static constexpr int kKeys = tile_keys(kDim);
   static constexpr int kGroups = 2;  // consumer warpgroups, 64 queries each
-  // Warpgroups that share a stream of tiles, and with it an item. Cached weights are bound by what L2 delivers, so keys are
-  // fetched once for both. Recomputed ones are bound by the tensor cores: each warpgroup has its own stream and item, so that
-  // one multiplies while the other works on its vectors.
+  // Warpgroups that share a stream of tiles, and with it an item. Cached weights are bound by what L2 delivers, so keys
+  // are fetched once for both. Recomputed ones are bound by the tensor cores: each warpgroup has its own stream and
+  // item, so that one multiplies while the other works on its vectors.
   static constexpr int kMembers = kCached ? 2 : 1;
   static constexpr int kStreams = kGroups / kMembers;
   static constexpr int kItemRows = item_rows(kCached);
-  // Shared memory is full. D = 128: 4 x 20 KiB of tiles and 2 x 4 x 10 of weights, or 2 x 3 x 20 of tiles and 32 of queries;
-  // 64 of residuals. D = 64: 4 x 16 of tiles and 2 x 4 x 16 of weights, or 2 x 4 x 16 of tiles and 16 of queries; 32.
+  // Shared memory is full. D = 128: 4 x 20 KiB of tiles and 2 x 4 x 10 of weights, or 2 x 3 x 20 of tiles and 32 of
+  // queries; 64 of residuals. D = 64: 4 x 16 of tiles and 2 x 4 x 16 of weights, or 2 x 4 x 16 of tiles and 16 of
+  // queries; 32.
   static constexpr int kStages = kDim == 128 && !kCached ? 3 : 4;  // of a stream
   static constexpr int kWeightStages = kCached ? 4 : 0;            // of a warpgroup
   static constexpr int kTileElements = kKeys * kDim;
   static constexpr int kThreads = (kGroups + 1) * 128;
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;  // of the 168 a thread starts with
-  static constexpr int kLiveWords = 64;                         // tiles beyond 32 times this are never skipped
+  static constexpr int kLiveWords = 64;  // tiles beyond 32 times this are never skipped
 };
 
 constexpr int64_t cached_weights_bytes(const Shape& s, int dim) {

@@ -36,7 +36,8 @@ struct Consumer : Passes<Config> {
 
   // Tells the producer and the other warpgroup whether this one needs another pass.
   __device__ __forceinline__ bool publish(bool active) {
-    // A warpgroup with few tiles can be a pass ahead of the other. Two decisions ahead, a barrier's parity would mean another one.
+    // A warpgroup with few tiles can be a pass ahead of the other. Two decisions ahead, a barrier's parity would mean
+    // another one.
     if (decisions > 0) t.acknowledged.wait((decisions - 1) & 1);
     const bool more = uniform(named_any(kGroupBarrier + group, kWarpgroup, active));
     if (threadIdx.x % kWarpgroup == 0) {
@@ -64,18 +65,21 @@ struct Consumer : Passes<Config> {
     Vector acc;
     Pair<float> sums, scale;
     this->template weighted_pass<false>(acc, sums, direction, d, live);
+    const float4 state = *row_state();
+    uint32_t mean[kDim / 4];
+    Fragment<kDim>::load_half(mean, reinterpret_cast<const uint4*>(section(WorkspaceLayout::kMeanHalf)), lane.thread);
+    Pair<float> curvature;
+    dot_direction<kDim>(curvature, acc, direction);
     Solve solve;
-    SolveMemory::load(row_state(), solve, lane);
+    SolveMemory::unpack(state, solve, lane);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      scale[r] =
-          d.scale[r] > 0 ? fast_divide(1.0f, tiles().key_scale * tiles().key_scale * solve.omega[r] * d.scale[r]) : 0.0f;
+      scale[r] = d.scale[r] > 0 ? fast_divide(1.0f, tiles().key_scale * tiles().key_scale * solve.omega[r] * d.scale[r])
+                                : 0.0f;
     }
-    const Vectors at{s.residual[group], reinterpret_cast<const uint4*>(section(WorkspaceLayout::kMeanHalf)),
-                     section(WorkspaceLayout::kX),
+    const Vectors at{s.residual[group], section(WorkspaceLayout::kX),
                      p.ridge.per_dim ? section(WorkspaceLayout::kRidge) : nullptr};
-    step<kDim>(solve, acc, sums, scale, direction, at, lane, tiles().key_norm,
-               limits(), d);
+    step<kDim>(solve, acc, curvature, sums, scale, mean, direction, at, lane, tiles().key_norm, limits(), d);
     SolveMemory::store(row_state(), solve, lane);
     return solve.active[0] || solve.active[1];
   }
@@ -183,15 +187,21 @@ struct Consumer : Passes<Config> {
     }
     Fragment<kDim>::store_half(reinterpret_cast<uint4*>(section(WorkspaceLayout::kMeanHalf)), mean, lane.thread);
     Pair<KeyRange> keys;
+    Pair<bool> several;
     this->visible(keys, lane);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const bool several = keys[r].end - keys[r].begin > 1;  // one key is its own mean: o = v whatever x is
-      solve.active[r] = good[r] && own_rows.exists[r] && several && solve.omega[r] > 0 && solve.ridge[r] < INFINITY;
+      several[r] = keys[r].end - keys[r].begin > 1;  // one key is its own mean: o = v whatever x is
+      solve.active[r] = good[r] && own_rows.exists[r] && several[r] && solve.omega[r] > 0 && solve.ridge[r] < INFINITY;
     }
     start_solve<kDim>(solve, rhs);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) solve.status[r] = good[r] ? LLA_ROW_OK : LLA_ROW_NAN;
+    for (int r = 0; r < 2; ++r) {
+      solve.status[r] = good[r] ? LLA_ROW_OK : LLA_ROW_NAN;
+      if (several[r]) continue;
+      solve.rr_start[r] = 0;  // nothing was left unsolved
+      if (good[r] && solve.omega[r] > 0 && solve.ridge[r] == 0) solve.status[r] = LLA_ROW_BREAKDOWN;
+    }
     Fragment<kDim>::store(s.residual[group], rhs, lane.thread);
     make_direction<kDim>(direction, rhs, mean, nullptr, lane, head.key_norm, solve, d);
     Fragment<kDim>::fill(section(WorkspaceLayout::kX), 0.0f, lane.thread);

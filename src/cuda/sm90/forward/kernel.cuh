@@ -9,9 +9,8 @@ namespace lla::cuda::sm90 {
 __device__ __forceinline__ int own_warpgroup() { return uniform(threadIdx.x / kWarpgroup); }
 __device__ __forceinline__ int own_warp() { return uniform(threadIdx.x / 32); }
 
-// What every block of a persistent kernel does: takes items until there are none, a warp of the first warpgroup for each
-// stream. Roles are one branch of a single if, as
-// moving registers between them wants.
+// What every block of a persistent kernel does: takes items until there are none, a warp of the first warpgroup for
+// each stream. Roles are one branch of a single if, as moving registers between them wants.
 template <class Config, class ProducerRole, class ConsumerRole>
 __device__ __forceinline__ void run_roles(int warpgroup, ProducerRole& producer, ConsumerRole& consumer) {
   if (warpgroup == 0) {

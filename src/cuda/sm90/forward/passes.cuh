@@ -1,8 +1,8 @@
 // A multiplying warpgroup's passes over the keys: products, weights and sums, nothing of the solve.
 //
-// In every pass the next tile's scores are issued first, then this tile's product with keys or values: the arithmetic on the
-// scores hides behind the latter, and behind the other warpgroup's products. Nothing is in flight when a pass returns: products
-// that cross the end of a loop make the compiler serialise all of them.
+// In every pass the next tile's scores are issued first, then this tile's product with keys or values: the arithmetic
+// on the scores hides behind the latter, and behind the other warpgroup's products. Nothing is in flight when a pass
+// returns: products that cross the end of a loop make the compiler serialise all of them.
 #pragma once
 
 #include <type_traits>
@@ -32,7 +32,7 @@ struct Passes {
   const int group;  // of the block
   Stream<Config>& t = s.stream[group / Config::kMembers];
   const int member = group % Config::kMembers;  // of the stream
-  Slot next;                                     // of the ring
+  Slot next;                                    // of the ring
   WeightSlot next_weights;
   int parity = 0;  // of the item
   RowLogits rows;
@@ -60,8 +60,8 @@ struct Passes {
     product_transposed<kDim, kKeys>(scores, s.queries(group), tile_at(key));
     mma_commit();
   }
-  // The assembler moves arithmetic past a wait for products, which then hides nothing, but not past a branch: this is one. The
-  // tile is there and held, so nobody waits.
+  // The assembler moves arithmetic past a wait for products, which then hides nothing, but not past a branch: this is
+  // one. The tile is there and held, so nobody waits.
   __device__ __forceinline__ void finish_before(const Slot& held) const { t.ring.wait(held); }
   __device__ __forceinline__ void pass_by(int slots) {
     for (int i = 0; i < slots; ++i) {
@@ -190,36 +190,36 @@ struct Passes {
     mma_commit();
   }
 
-  // E becomes U, not yet rounded, once its products are there. kBehind: groups of products committed after them.
-  template <int kBehind>
-  __device__ __forceinline__ void finish_scores(Scores& scores, Scores& e, const Direction& d, int tile, TileRange clear,
-                                                const Slot& held) {
-    Words w;
+  // The weights of a tile: read back, or made from its scores once they are there (E may be under way still).
+  __device__ __forceinline__ void take_weights(Words& w, Scores& scores, int tile, TileRange clear) {
     if constexpr (Config::kCached) {
       const WeightSlot slot = next_weights.take();
       s.weight_ring[group].wait(slot);
       Cache::load(w, s.weights(group, slot.stage), threadIdx.x % kWarpgroup);
-      mma_wait<kBehind>();
-      pin(e);
-      weight_scores<kKeys>(e, w, d.scale, d.centre);
+      pin(w);
       s.weight_ring[group].release(slot);
     } else {
-      mma_wait<kBehind + 1>();
+      mma_wait<1>();
       pin(scores);
       mask(scores, tile, clear);
       make_weights<kKeys>(w, scores, rows);
       pin(w);
-      finish_before(held);
-      mma_wait<kBehind>();
-      pin(e);
-      weight_scores<kKeys>(e, w, d.scale, d.centre);
     }
+  }
+
+  // E becomes U, not yet rounded, once it is there. kBehind: groups of products committed after it.
+  template <int kBehind>
+  __device__ __forceinline__ void finish_scores(Scores& e, const Words& w, const Direction& d, const Slot& held) {
+    mma_wait<kBehind>();
+    pin(e);
+    weight_scores<kKeys>(e, w, d.scale, d.centre);
     pin(e);
     finish_before(held);
   }
 
   // acc += U B and the row sums of U, in as many parts as asked, each rounded to fp16. U is used up.
-  __device__ __forceinline__ void add_parts(Vector& acc, Pair<float>& sums, Scores& u, const __half* b, int parts) const {
+  __device__ __forceinline__ void add_parts(Vector& acc, Pair<float>& sums, Scores& u, const __half* b,
+                                            int parts) const {
     for (int part = 0; part < parts; ++part) {
       Words words;
       pack_scores<kKeys>(words, u);
@@ -234,8 +234,8 @@ struct Passes {
     }
   }
 
-  // The passes of the solve and the output pass go through the live tiles in the order K0 K1 K2 ... or K0 K1 V0 K2 V1 ...:
-  // beside tile i, the slot of the next key tile comes before that of tile i's values.
+  // The passes of the solve and the output pass go through the live tiles in the order K0 K1 K2 ... or K0 K1 V0 K2 V1
+  // ...: beside tile i, the slot of the next key tile comes before that of tile i's values.
   __device__ __forceinline__ Slot take_after(const Slot& key, bool there_is_one) {
     return there_is_one ? next.take() : key;
   }
@@ -261,8 +261,8 @@ struct Passes {
   }
 
   template <bool kOutput>
-  __device__ __forceinline__ void whole_tiles(Vector& acc, Pair<float>& sums, const DirectionWords& direction, const Direction& d,
-                                              int live) {
+  __device__ __forceinline__ void whole_tiles(Vector& acc, Pair<float>& sums, const DirectionWords& direction,
+                                              const Direction& d, int live) {
     const TileRange clear = uniform(tiles().clear);
     auto walk = t.warp_walk(parity);
     Slot key = take_after(next, live > 0);
@@ -281,13 +281,14 @@ struct Passes {
       int tile = walk.tile;
       const int end = i + walk.run(member);
       Scores scores, e;
-      Words u;
+      Words u, w;
       if constexpr (!Config::kCached) define(scores);
       define(e);
       t.ring.wait(key);
       mma_fence();
       issue_scores<kOutput>(scores, e, direction, key);
-      finish_scores<0>(scores, e, d, tile, clear, key);
+      take_weights(w, scores, tile, clear);
+      finish_scores<0>(e, w, d, key);
       if constexpr (kOutput) t.ring.release(key);
       pack_scores<kKeys>(u, e);
       for (; i + 1 < end; ++i) {
@@ -297,12 +298,16 @@ struct Passes {
         if constexpr (kOutput) t.ring.wait(factor);
         mma_fence();
         issue_scores<kOutput>(scores, e, direction, after);
-        product<kDim, kKeys>(acc, u, tile_at(factor));
-        mma_commit();
         add_row_sums<kKeys>(sums, u);
         pin(sums);
         ++tile;
-        finish_scores<1>(scores, e, d, tile, clear, factor);
+        // A product is issued when there is room for it, and until then the warp stands still: the weights first.
+        take_weights(w, scores, tile, clear);
+        finish_before(factor);
+        mma_fence();
+        product<kDim, kKeys>(acc, u, tile_at(factor));
+        mma_commit();
+        finish_scores<1>(e, w, d, factor);
         if constexpr (kOutput) t.ring.release(after);
         mma_wait<0>();
         pin(e);
@@ -317,7 +322,7 @@ struct Passes {
       product<kDim, kKeys>(acc, u, tile_at(factor));
       mma_commit();
       add_row_sums<kKeys>(sums, u);
-        pin(sums);
+      pin(sums);
       mma_wait<0>();
       pin(acc);
       t.ring.release(factor);
@@ -328,8 +333,8 @@ struct Passes {
 
   // The same with U in two parts, one tile after the other: for rows with few keys.
   template <bool kOutput>
-  __device__ __forceinline__ void split_tiles(Vector& acc, Pair<float>& sums, const DirectionWords& direction, const Direction& d,
-                                              int live) {
+  __device__ __forceinline__ void split_tiles(Vector& acc, Pair<float>& sums, const DirectionWords& direction,
+                                              const Direction& d, int live) {
     const TileRange clear = uniform(tiles().clear);
     auto walk = t.warp_walk(parity);
     Slot key = take_after(next, live > 0);
@@ -337,13 +342,15 @@ struct Passes {
       walk.advance();
       const bool mine = walk.takes(member);
       Scores scores, e;
+      Words w;
       if constexpr (!Config::kCached) define(scores);
       define(e);
       t.ring.wait(key);
       if (mine) {
         mma_fence();
         issue_scores<kOutput>(scores, e, direction, key);
-        finish_scores<0>(scores, e, d, walk.tile, clear, key);
+        take_weights(w, scores, walk.tile, clear);
+        finish_scores<0>(e, w, d, key);
       }
       if (kOutput) t.ring.release(key);
       const Slot after = take_after(key, i + 1 < live), factor = take_factor<kOutput>(key);

@@ -16,7 +16,7 @@ struct Producer {
   const ForwardParams& p;
   const CUtensorMap* keys;
   const CUtensorMap* values;
-  uint4* weights;                      // of this resident block
+  uint4* weights;  // of this resident block
   const int stream_index;
   Stream<Config>& t = s.stream[stream_index];
   typename decltype(Stream<Config>::ring)::Slot next{};
@@ -24,7 +24,9 @@ struct Producer {
   uint32_t decisions = 0;             // taken so far
   bool weights_ahead[kMembers] = {};  // the first weights of the member's next pass are there already
 
-  __device__ __forceinline__ ForwardBlock block(int64_t item) const { return {p, item, Config::kKeys, Config::kItemRows}; }
+  __device__ __forceinline__ ForwardBlock block(int64_t item) const {
+    return {p, item, Config::kKeys, Config::kItemRows};
+  }
 
   __device__ __forceinline__ void load(const CUtensorMap* map, const ForwardBlock& b, int tile) {
     const auto slot = next.take();
@@ -58,8 +60,8 @@ struct Producer {
     int fetched = 0, older = 0, newer = 0;
   };
   // Live tiles up to `to`, with the weights of the members that take part, and the values of the tile before last.
-  __device__ __forceinline__ void stream(const ForwardBlock& b, Progress& at, int to, const bool (&takes_part)[kMembers],
-                                         bool with_values = false) {
+  __device__ __forceinline__ void stream(const ForwardBlock& b, Progress& at, int to,
+                                         const bool (&takes_part)[kMembers], bool with_values = false) {
 #pragma unroll 1
     for (; at.fetched < to; ++at.fetched) {
       at.walk.advance();
@@ -89,9 +91,10 @@ struct Producer {
     return any;
   }
 
-  // The passes of the solve. Returns how far the pass after them has been fetched: its first tiles are under way before it is
-  // known whether the solve goes on. A warpgroup that has stopped keeps its first weights until its next pass.
-  __device__ __forceinline__ Progress solve(const ForwardBlock& b, int live, int parity, bool more, bool (&wanted)[kMembers]) {
+  // The passes of the solve. Returns how far the pass after them has been fetched: its first tiles are under way before
+  // it is known whether the solve goes on. A warpgroup that has stopped keeps its first weights until its next pass.
+  __device__ __forceinline__ Progress solve(const ForwardBlock& b, int live, int parity, bool more,
+                                            bool (&wanted)[kMembers]) {
     Progress at{t.thread_walk(parity)};
     while (more) {
       stream(b, at, live, wanted);

@@ -153,11 +153,12 @@ __device__ __forceinline__ float row_ridge(const Ridge& ridge, const Block& bloc
   return ridge.data[block.batch * ridge.batch + (block.start_q + row) * ridge.position + block.head * ridge.head];
 }
 
-// λ per dimension, into fragment order. Dimensions with λ = +inf leave the right-hand side and the mean key; a row with a
-// negative or NaN element is no longer good. `least`: the smallest λ of a row.
+// λ per dimension, into fragment order. Dimensions with λ = +inf leave the right-hand side and the mean key; a row with
+// a negative or NaN element is no longer good. `least`: the smallest λ of a row.
 template <int kDim>
-__device__ __forceinline__ void load_ridge(float* to, float (&rhs)[kDim / 2], float (&mean)[kDim / 2], Pair<float>& least,
-                                           Pair<bool>& good, const ForwardParams& p, const Block& block, const Pair<int>& row, const Lane& lane) {
+__device__ __forceinline__ void load_ridge(float* to, float (&rhs)[kDim / 2], float (&mean)[kDim / 2],
+                                           Pair<float>& least, Pair<bool>& good, const ForwardParams& p,
+                                           const Block& block, const Pair<int>& row, const Lane& lane) {
   Pair<bool> valid = {true, true};
   least[0] = least[1] = INFINITY;
   const float* from[2];

@@ -17,8 +17,8 @@ struct GroupTiles {
   TileRange clear;   // those without a key that one of its rows does not see
   int diagonal;      // first row + Lk - Lq
   int length_k;
-  // No row sees more keys than twice the head dimension. The first steps of such rows are much larger than their solution, and
-  // what rounding U once leaves behind stays in x: their U is multiplied in two parts.
+  // No row sees more keys than twice the head dimension. The first steps of such rows are much larger than their
+  // solution, and what rounding U once leaves behind stays in x: their U is multiplied in two parts.
   bool few_keys;
   float key_scale, key_norm;  // HeadScales
 };
@@ -69,7 +69,8 @@ struct alignas(1024) ForwardShared {
 
   __half tiles[Config::kStreams][Config::kStages][Config::kTileElements];
   float residual[Config::kGroups][kOperand];  // fragment order; before the solve an operand, after it x's low part
-  // A warpgroup's queries. With cached weights no pass needs them once the weights are there, whose ring takes their place.
+  // A warpgroup's queries. With cached weights no pass needs them once the weights are there, whose ring takes their
+  // place.
   unsigned char place[Config::kGroups][kPlaceBytes];
   Stream<Config> stream[Config::kStreams];
   Ring<Config::kCached ? Config::kWeightStages : 1, kGroupWarps> weight_ring[Config::kGroups];

@@ -267,7 +267,7 @@ struct ParallaxConsumer {
 
     const ForwardBlock b(p, s.item[parity], kKeys);
     const HeadScales head(p, b.head_index);
-    const OwnRows own_rows(b.block, group, lane);
+    const OwnRows own_rows(b.block, b.block.first_row + group * kGroupRows, lane);
     Pair<bool> bad;
     sees_bad_keys(bad, b, lane);
     Pair<float> omega, sum, back, scale, key_scale;

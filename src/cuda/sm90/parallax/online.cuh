@@ -75,7 +75,7 @@ struct OnlineRows {
     }
 #pragma unroll
     for (int e = 0; e < kKeys / 2; ++e) scores[e] = exp2_fast(scores[e]);
-    pack_weights<kKeys>(w, scores);
+    pack_scores<kKeys>(w, scores);
     uint32_t any = 0;
 #pragma unroll
     for (int i = 0; i < kKeys / 4; ++i) any |= w[i];
