@@ -328,6 +328,7 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& p, typena
     mma_wait<0>();
     pin(dk);
     pin(dv);
+    __syncwarp();  // one lane speaks for all that have read the constants that came with Q
     free_tile(Config::kQ);
     free_tile(Config::kXHigh);
     free_tile(Config::kG);

@@ -197,6 +197,7 @@ struct Passes {
       s.weight_ring[group].wait(slot);
       Cache::load(w, s.weights(group, slot.stage), threadIdx.x % kWarpgroup);
       pin(w);
+      __syncwarp();  // one lane speaks for all that have read
       s.weight_ring[group].release(slot);
     } else {
       mma_wait<1>();
