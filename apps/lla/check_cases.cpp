@@ -47,7 +47,7 @@ const char* name(RidgeShape ridge) {
 
 double CheckCase::tolerance() const {
   switch (dtype) {
-    case DType::f64: return 1e-12;
+    case DType::f64: return 1e-13;
     case DType::f32: return 1e-6;
     default: return 1e-4;
   }

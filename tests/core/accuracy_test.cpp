@@ -104,7 +104,7 @@ TEST_P(Accuracy, F64) {
     for (const double ridge : {1.0, 0.01}) {
       Spec spec = causal(reduced() ? 80 : 130, 64, DType::f64);
       spec.options.solver = solver;
-      spec.options.tolerance = 1e-12;
+      spec.options.tolerance = 1e-13;
       expect_accurate(spec, GetParam(), ridge, {1e-10, 1e-10}, true);
     }
   }
