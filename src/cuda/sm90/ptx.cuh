@@ -78,9 +78,6 @@ __device__ __forceinline__ void fence_async_proxy_global() { asm volatile("fence
 __device__ __forceinline__ void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-__device__ __forceinline__ void named_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
 // A named barrier that also says whether any thread brought `mine`.
 __device__ __forceinline__ bool named_any(int id, int threads, bool mine) {
   uint32_t any;

@@ -78,14 +78,6 @@ __device__ __forceinline__ void weight_scores(float (&e)[kKeys / 2], const uint3
   }
 }
 
-// U as fp16, its rounded row sums added to `sums`.
-template <int kKeys>
-__device__ __forceinline__ void round_scores(uint32_t (&words)[kKeys / 4], const float (&u)[kKeys / 2],
-                                             Pair<float>& sums) {
-  pack_scores<kKeys>(words, u);
-  add_row_sums<kKeys>(sums, words);
-}
-
 // What is left of U beyond its words.
 template <int kKeys>
 __device__ __forceinline__ void subtract_words(float (&u)[kKeys / 2], const uint32_t (&words)[kKeys / 4]) {
