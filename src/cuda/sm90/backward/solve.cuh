@@ -251,7 +251,7 @@ struct SolveConsumer : Consumer<Config> {
 
   // After a pass the producer has fetched the first tiles and weights of one more.
   __device__ __forceinline__ void release_ahead(int ahead) {
-    auto walk = t.warp_walk(parity);
+    auto walk = t.warp_walk(parity, this->member);
     for (int i = 0; i < ahead; ++i) {
       this->pass_by(1);
       walk.advance();

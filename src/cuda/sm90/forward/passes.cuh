@@ -265,7 +265,7 @@ struct Passes {
   __device__ __forceinline__ void whole_tiles(Vector& acc, Pair<float>& sums, const DirectionWords& direction,
                                               const Direction& d, int live) {
     const TileRange clear = uniform(tiles().clear);
-    auto walk = t.warp_walk(parity);
+    auto walk = t.warp_walk(parity, member);
     Slot key = take_after(next, live > 0);
     int i = 0;
     while (i < live) {
@@ -337,7 +337,7 @@ struct Passes {
   __device__ __forceinline__ void split_tiles(Vector& acc, Pair<float>& sums, const DirectionWords& direction,
                                               const Direction& d, int live) {
     const TileRange clear = uniform(tiles().clear);
-    auto walk = t.warp_walk(parity);
+    auto walk = t.warp_walk(parity, member);
     Slot key = take_after(next, live > 0);
     for (int i = 0; i < live; ++i) {
       walk.advance();
