@@ -53,8 +53,8 @@ struct Stream {
     for (int g = 0; g < Config::kMembers; ++g) walk.visible[g] = member[g].own;
     return walk;
   }
-  // By a member, from its own count: with few tiles another one may be at the next item already. (Where the visible tiles
-  // matter, beyond the bits, there are too many for that.)
+  // By a member, from its own count: with few tiles another one may be at the next item already. (Where the visible
+  // tiles matter, beyond the bits, there are too many for that.)
   __device__ __forceinline__ WarpWalk warp_walk(int parity, int own) const {
     WarpWalk walk{&live[parity], {}, uniform(member[own].count)};
     for (int g = 0; g < Config::kMembers; ++g) walk.visible[g] = uniform(member[g].own);
