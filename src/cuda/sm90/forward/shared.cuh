@@ -27,8 +27,8 @@ struct GroupTiles {
 template <class Config>
 struct Stream {
   using Live = LiveTiles<Config::kLiveWords, Config::kMembers>;
-  using ThreadWalk = LiveWalk<Config::kLiveWords, Config::kMembers, false>;
-  using WarpWalk = LiveWalk<Config::kLiveWords, Config::kMembers, true>;
+  using ThreadWalk = LiveWalk<Config::kLiveWords, Config::kMembers, Alone>;
+  using WarpWalk = LiveWalk<Config::kLiveWords, Config::kMembers, WarpTogether>;
 
   Ring<Config::kStages, Config::kMembers * kGroupWarps> ring;
   Barrier item_full[2], item_empty[2];

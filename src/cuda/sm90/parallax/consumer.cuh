@@ -2,11 +2,10 @@
 //
 // Nothing is known before a tile is seen, and nothing needs to be:
 //  - W = fp16(2^15 exp2(logit - R)), R an integer a little above the row's largest logit so far. A row with a logit
-//  beyond
-//    it gets a new R, and its sums a factor that is a power of two: exact.
+//    beyond it gets a new R, and its sums a factor that is a power of two: exact.
 //  - U = fp16(W fp16(E - c)), c the weighted mean of E over the row's first tile with visible keys. Any c is right:
-//  what it
-//    adds to Σ U v, Σ U mean_v takes off again.
+//  what
+//    it adds to Σ U v, Σ U mean_v takes off again.
 //  - The row sums Σ W and Σ U come from the products themselves: a group of columns of ones follows each tile of
 //  values.
 // A saved vector needs the mean keys, too: a second pass over the keys, with the final R.
@@ -36,8 +35,6 @@ struct ParallaxConsumer {
   int parity = 0;                         // of the item
 
   __device__ __forceinline__ static Lane own_lane() { return Lane(threadIdx.x % kWarpgroup); }
-  // Tells the compiler that all threads of a warp hold the same value.
-  __device__ __forceinline__ static int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
   __device__ __forceinline__ const ParallaxTiles& tiles() const { return s.group_tiles[group]; }
   __device__ __forceinline__ void sync_group() const { named_sync(kParallaxBarrier + group, kWarpgroup); }
   __device__ __forceinline__ __half* keys_at(uint32_t position) const { return s.keys[s.key_ring.stage(position)]; }
