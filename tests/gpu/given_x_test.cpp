@@ -135,7 +135,9 @@ TEST_P(GpuGivenX, SavedStatistics) {
                 1e-3);
       EXPECT_LE(relative_error(section(got.saved, mean_v, rows * 40), section(want.saved, mean_v, rows * 40)), 1e-3);
       for (size_t r = 0; r < rows; ++r) {
-        if (r <= 20) continue;  // no key, or one, where x does not matter
+        if (want.saved[rows + r] == 0) continue;
+        // Row 20 sees one key, where x does not matter: the portable implementation saves zero there.
+        if (r == 20 && std::string(implementation()) == "cuda-portable") continue;
         EXPECT_EQ(section(got.saved, x + r * 64, 64), section(inputs.x, r * 64, 64)) << "x is the caller's, row " << r;
       }
     }
