@@ -55,6 +55,11 @@ __device__ __forceinline__ float2 unpack(uint32_t word) {
   return __half22float2(*reinterpret_cast<const __half2*>(&word));
 }
 
+__device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
+  const __half2 h = __hmul2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
+  return *reinterpret_cast<const uint32_t*>(&h);
+}
+
 // Rows a thread owns in its warpgroup, and its column pair in every eight.
 struct Lane {
   int thread;  // 0 .. 127 in the warpgroup

@@ -146,6 +146,20 @@ __device__ __forceinline__ void product(float (&c)[kDim / 2], const uint32_t (&a
   }
 }
 
+// The same, 64 wide, and the row sums of A, four times over: C's last columns are A times ones. An operand's next 64
+// columns lie its leading offset behind its start, so the offset leads to `ones` (16 rows of 128 bytes) from each step.
+template <int kKeys>
+__device__ __forceinline__ void product_with_sums(float (&c)[36], const uint32_t (&a)[kKeys / 4], const __half* b,
+                                                  const void* ones) {
+  using Instruction = typename detail::Atom<72, detail::Major::MN>::RS;
+  constexpr int kStep = 16 * 128 / 16;
+  const detail::Operand right(b, shared_address(ones) - shared_address(b));
+#pragma unroll
+  for (int k = 0; k < kKeys / 16; ++k) {
+    detail::issue_rs<Instruction>(c, &a[4 * k], right.at(k * (kStep - (kStep << 16))), std::make_index_sequence<36>{});
+  }
+}
+
 // Of `product`, the part of 16 keys.
 template <int kDim, int kKeys>
 __device__ __forceinline__ void product_step(float (&c)[kDim / 2], const uint32_t (&a)[4], const __half* b, int step) {

@@ -112,14 +112,14 @@ struct SolveConsumer : Consumer<Config> {
     for (int r = 0; r < 2; ++r) {
       const int64_t index = row_index(p, b.block, own_rows.row[r]);
       const float bound = p.saved.max[index], omega = p.saved.omega[index];
-      good[r] = finite(s.q_scale[group][lane.row + 8 * r]) && finite(bound) && finite(omega);
+      good[r] = finite(s.row_scales(group)[lane.row + 8 * r]) && finite(bound) && finite(omega);
       rows.shift[r] = kWeightExponent - (good[r] ? bound : 0.0f);
       solve.omega[r] = good[r] ? omega * kWeightScale : 0.0f;
       solve.ridge[r] = p.ridge.per_dim ? 0.0f : row_ridge(p.ridge, b.block, own_rows.row[r]);
       good[r] = good[r] && solve.ridge[r] >= 0;
     }
     this->sync_group();  // every thread has read the scales of the queries
-    load_rows<kDim>(s.spare_operand(group), s.q_scale[group], solve_params.g, p.value_dim, 1.0f, b.block,
+    load_rows<kDim>(s.spare_operand(group), s.row_scales(group), solve_params.g, p.value_dim, 1.0f, b.block,
                     this->tiles().first_row, lane.thread);
     fence_async_proxy();
     this->sync_group();
@@ -136,7 +136,7 @@ struct SolveConsumer : Consumer<Config> {
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      g_scale[r] = s.q_scale[group][lane.row + 8 * r];
+      g_scale[r] = s.row_scales(group)[lane.row + 8 * r];
       good[r] = good[r] && finite(g_scale[r]);
       squares[r] = quad_sum(squares[r]);
       const float sum = quad_sum(tau[r]);

@@ -34,7 +34,11 @@ struct ForwardConfig {
   static constexpr int kTileElements = kKeys * kDim;
   static constexpr int kThreads = (kGroups + 1) * 128;
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;  // of the 168 a thread starts with
-  static constexpr int kLiveWords = 64;  // tiles beyond 32 times this are never skipped
+  // Tiles beyond 32 times this are never skipped. Cached weights of more would be gigabytes.
+  static constexpr int kLiveWords = kCached ? 16 : 64;
+  // Row sums of U (and of W) come out of the products with keys or values, which columns of ones make eight wider. At D
+  // = 128 the ones would have to lie behind each tile, and there is no room.
+  static constexpr bool kOnes = kDim == 64;
 };
 
 constexpr int64_t cached_weights_bytes(const Shape& s, int dim) {

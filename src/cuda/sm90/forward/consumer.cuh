@@ -121,14 +121,14 @@ struct Consumer : Passes<Config> {
       to.key_scale = head.key;
       to.key_norm = head.key_norm;
     }
-    load_queries<kDim>(s.queries(group), s.q_scale[group], p, b.block, first_row, lane.thread);
+    load_queries<kDim>(s.queries(group), s.row_scales(group), p, b.block, first_row, lane.thread);
     for (int word = lane.thread; word < Config::kLiveWords; word += kWarpgroup) t.live[parity].bits[member][word] = 0;
     fence_async_proxy();
     sync_group();
     const float key_scale = tiles().key_scale;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float q_scale = s.q_scale[group][lane.row + 8 * r];
+      const float q_scale = s.row_scales(group)[lane.row + 8 * r];
       rows.scale[r] = fmaxf(p.scale_log2 / (finite(q_scale) ? q_scale : 1.0f) / key_scale, 1e-37f);
     }
   }
@@ -169,7 +169,7 @@ struct Consumer : Passes<Config> {
     Pair<float> back;  // fp16 query -> query in units of the keys
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float q_scale = s.q_scale[group][lane.row + 8 * r];
+      const float q_scale = s.row_scales(group)[lane.row + 8 * r];
       good[r] = finite(q_scale) && !bad[r];
       back[r] = (p.negative_scale ? -head.key : head.key) / (finite(q_scale) ? q_scale : 1.0f);
       solve.ridge[r] = p.ridge.per_dim ? 0.0f : row_ridge(p.ridge, b.block, own_rows.row[r]);
@@ -202,6 +202,7 @@ struct Consumer : Passes<Config> {
       solve.rr_start[r] = 0;  // nothing was left unsolved
       if (good[r] && solve.omega[r] > 0 && solve.ridge[r] == 0) solve.status[r] = LLA_ROW_BREAKDOWN;
     }
+    sync_group();  // the scales of the queries have been read by all
     Fragment<kDim>::store(s.residual[group], rhs, lane.thread);
     make_direction<kDim>(direction, rhs, mean, nullptr, lane, head.key_norm, solve, d);
     Fragment<kDim>::fill(section(WorkspaceLayout::kX), 0.0f, lane.thread);
@@ -260,8 +261,8 @@ struct Consumer : Passes<Config> {
     sync_group();  // all threads are done with the residual, whose place takes x's low part
     make_direction<kDim, true>(direction, x, mean, s.spare_operand(group), lane, head.key_norm, solve, d);
     if (lane.column == 0) {  // the queries' scales are no longer needed: x's take their place
-      s.q_scale[group][lane.row] = solve.inverse[0];
-      s.q_scale[group][lane.row + 8] = solve.inverse[1];
+      s.row_scales(group)[lane.row] = solve.inverse[0];
+      s.row_scales(group)[lane.row + 8] = solve.inverse[1];
     }
     fence_async_proxy();
     sync_group();
@@ -282,7 +283,7 @@ struct Consumer : Passes<Config> {
     for (int r = 0; r < 2; ++r) {
       const bool weighted = d.scale[r] > 0 && solve.omega[r] > 0;
       back[r] =
-          weighted ? s.q_scale[group][lane.row + 8 * r] / head.key / head.key / (solve.omega[r] * d.scale[r]) : 0.0f;
+          weighted ? s.row_scales(group)[lane.row + 8 * r] / head.key / head.key / (solve.omega[r] * d.scale[r]) : 0.0f;
       scale[r] = solve.status[r] == LLA_ROW_NAN ? NAN : 1.0f / head.value;
     }
 #pragma unroll

@@ -20,6 +20,7 @@ struct Passes {
   static constexpr int kDim = Config::kDim, kKeys = Config::kKeys;
   using Cache = WeightCache<kKeys>;
   using Vector = float[kDim / 2];
+  using Sums = float[kDim / 2 + (Config::kOnes ? 4 : 0)];  // with row sums: of rows r, r, r + 8, r + 8
   using Scores = float[kKeys / 2];
   using Words = uint32_t[kKeys / 4];
   using DirectionWords = uint32_t[kDim / 4];
@@ -71,6 +72,33 @@ struct Passes {
     }
   }
 
+  // acc += U B, with the row sums of U behind it where ones make them; where not, they are added up in `sums`.
+  __device__ __forceinline__ void add_product(Sums& acc, const Words& u, const __half* b) const {
+    if constexpr (Config::kOnes) {
+      product_with_sums<kKeys>(acc, u, b, &s.ones);
+    } else {
+      product<kDim, kKeys>(acc, u, b);
+    }
+  }
+  __device__ __forceinline__ static void add_sums(Pair<float>& sums, const Words& u) {
+    if constexpr (!Config::kOnes) {
+      add_row_sums<kKeys>(sums, u);
+      pin(sums);
+    }
+  }
+  __device__ __forceinline__ static void separate(Vector& acc, Pair<float>& sums, const Sums& both) {
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) acc[e] = both[e];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if constexpr (Config::kOnes) {
+        sums[r] = both[kDim / 2 + 2 * r];
+      } else {
+        sums[r] = quad_sum(sums[r]);
+      }
+    }
+  }
+
   // Largest raw scores.
   __device__ __forceinline__ void largest_pass(Pair<float>& largest) {
     largest[0] = largest[1] = -INFINITY;
@@ -101,7 +129,9 @@ struct Passes {
   // Σ W k, Σ W v and ω; which tiles have a weight at all; the cached weights. Tiles come as K0 V0 K1 V1 ...
   __device__ __forceinline__ void means_pass(Vector& mean_k, Vector& mean_v, Pair<float>& omega) {
 #pragma unroll
-    for (int e = 0; e < kDim / 2; ++e) mean_k[e] = mean_v[e] = 0;
+    for (int e = 0; e < kDim / 2; ++e) mean_v[e] = 0;
+    Sums keys;
+    define(keys);
     omega[0] = omega[1] = 0;
     const int count = uniform(tiles().count);
     const TileRange own = uniform(tiles().own), clear = uniform(tiles().clear);
@@ -121,16 +151,16 @@ struct Passes {
       while (true) {
         const Slot value = next.take();
         keep_weights(w, tile);
-        add_row_sums<kKeys>(omega, w);
+        add_sums(omega, w);
         pin(w);
         t.ring.wait(value);
         if (tile + 1 >= own.end) {
           mma_fence();
-          product<kDim, kKeys>(mean_k, w, tile_at(key));
+          add_product(keys, w, tile_at(key));
           product<kDim, kKeys>(mean_v, w, tile_at(value));
           mma_commit();
           mma_wait<0>();
-          pin(mean_k);
+          pin(keys);
           pin(mean_v);
           t.ring.release(key);
           t.ring.release(value);
@@ -140,7 +170,7 @@ struct Passes {
         t.ring.wait(next_key);
         mma_fence();
         issue_logits(scores, next_key);
-        product<kDim, kKeys>(mean_k, w, tile_at(key));
+        add_product(keys, w, tile_at(key));
         product<kDim, kKeys>(mean_v, w, tile_at(value));
         mma_commit();
         ++tile;
@@ -156,8 +186,7 @@ struct Passes {
       }
       pass_by(2 * (count - own.end));
     }
-    omega[0] = quad_sum(omega[0]);
-    omega[1] = quad_sum(omega[1]);
+    separate(mean_k, omega, keys);
   }
   __device__ __forceinline__ void exponentiate(Scores& scores, int tile, TileRange clear) const {
     pin(scores);
@@ -208,13 +237,13 @@ struct Passes {
     }
   }
 
-  // E becomes U, not yet rounded, once it is there. kBehind: groups of products committed after it.
+  // E, scaled and centred, in fp16, once it is there. kBehind: groups of products committed after it.
   template <int kBehind>
-  __device__ __forceinline__ void finish_scores(Scores& e, const Words& w, const Direction& d, const Slot& held) {
+  __device__ __forceinline__ void take_centred(Words& centred, Scores& e, const Direction& d, const Slot& held) const {
     mma_wait<kBehind>();
     pin(e);
-    weight_scores<kKeys>(e, w, d.scale, d.centre);
-    pin(e);
+    centre_scores<kKeys>(centred, e, d.scale, d.centre);
+    pin(centred);
     finish_before(held);
   }
 
@@ -249,20 +278,22 @@ struct Passes {
   template <bool kOutput>
   __device__ __forceinline__ void weighted_pass(Vector& acc, Pair<float>& sums, const DirectionWords& direction,
                                                 const Direction& d, int live) {
-#pragma unroll
-    for (int e = 0; e < kDim / 2; ++e) acc[e] = 0;
     sums[0] = sums[1] = 0;
     if (uniform(tiles().few_keys)) {
+      define(acc);
       split_tiles<kOutput>(acc, sums, direction, d, live);
+      sums[0] = quad_sum(sums[0]);
+      sums[1] = quad_sum(sums[1]);
     } else {
-      whole_tiles<kOutput>(acc, sums, direction, d, live);
+      Sums both;
+      define(both);
+      whole_tiles<kOutput>(both, sums, direction, d, live);
+      separate(acc, sums, both);
     }
-    sums[0] = quad_sum(sums[0]);
-    sums[1] = quad_sum(sums[1]);
   }
 
   template <bool kOutput>
-  __device__ __forceinline__ void whole_tiles(Vector& acc, Pair<float>& sums, const DirectionWords& direction,
+  __device__ __forceinline__ void whole_tiles(Sums& acc, Pair<float>& sums, const DirectionWords& direction,
                                               const Direction& d, int live) {
     const TileRange clear = uniform(tiles().clear);
     auto walk = t.warp_walk(parity, member);
@@ -282,16 +313,16 @@ struct Passes {
       int tile = walk.tile;
       const int end = i + walk.run(member);
       Scores scores, e;
-      Words u, w;
+      Words u, w, centred;
       if constexpr (!Config::kCached) define(scores);
       define(e);
       t.ring.wait(key);
       mma_fence();
       issue_scores<kOutput>(scores, e, direction, key);
       take_weights(w, scores, tile, clear);
-      finish_scores<0>(e, w, d, key);
+      take_centred<0>(centred, e, d, key);
       if constexpr (kOutput) t.ring.release(key);
-      pack_scores<kKeys>(u, e);
+      multiply_words(u, w, centred);
       for (; i + 1 < end; ++i) {
         const Slot after = take_after(key, true), factor = take_factor<kOutput>(key);
         pin(u);
@@ -299,31 +330,29 @@ struct Passes {
         if constexpr (kOutput) t.ring.wait(factor);
         mma_fence();
         issue_scores<kOutput>(scores, e, direction, after);
-        add_row_sums<kKeys>(sums, u);
-        pin(sums);
+        add_sums(sums, u);
         ++tile;
         // A product is issued when there is room for it, and until then the warp stands still: the weights first.
         take_weights(w, scores, tile, clear);
         finish_before(factor);
         mma_fence();
-        product<kDim, kKeys>(acc, u, tile_at(factor));
+        add_product(acc, u, tile_at(factor));
         mma_commit();
-        finish_scores<1>(e, w, d, factor);
+        take_centred<1>(centred, e, d, factor);
         if constexpr (kOutput) t.ring.release(after);
         mma_wait<0>();
-        pin(e);
+        pin(centred);
         t.ring.release(factor);
-        pack_scores<kKeys>(u, e);  // not before: the product that has just ended was reading u
+        multiply_words(u, w, centred);  // not before: the product that has just ended was reading u
         key = after;
       }
       const Slot after = take_after(key, i + 1 < live), factor = take_factor<kOutput>(key);
       pin(u);
       if constexpr (kOutput) t.ring.wait(factor);
       mma_fence();
-      product<kDim, kKeys>(acc, u, tile_at(factor));
+      add_product(acc, u, tile_at(factor));
       mma_commit();
-      add_row_sums<kKeys>(sums, u);
-      pin(sums);
+      add_sums(sums, u);
       mma_wait<0>();
       pin(acc);
       t.ring.release(factor);
@@ -351,7 +380,11 @@ struct Passes {
         mma_fence();
         issue_scores<kOutput>(scores, e, direction, key);
         take_weights(w, scores, walk.tile, clear);
-        finish_scores<0>(e, w, d, key);
+        mma_wait<0>();
+        pin(e);
+        weight_scores<kKeys>(e, w, d.scale, d.centre);
+        pin(e);
+        finish_before(key);
       }
       if (kOutput) t.ring.release(key);
       const Slot after = take_after(key, i + 1 < live), factor = take_factor<kOutput>(key);

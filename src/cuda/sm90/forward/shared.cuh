@@ -62,6 +62,21 @@ struct Stream {
   }
 };
 
+// Columns of ones beside 16 keys of a tile, whatever the swizzle.
+template <bool kPresent>
+struct Ones {
+  uint4 words[128];
+  __device__ __forceinline__ void fill() {
+    constexpr uint32_t kTwo = 0x3c003c00;
+    for (int i = threadIdx.x; i < 128; i += blockDim.x) words[i] = make_uint4(kTwo, kTwo, kTwo, kTwo);
+    fence_async_proxy();
+  }
+};
+template <>
+struct Ones<false> {
+  __device__ __forceinline__ void fill() {}
+};
+
 template <class Config>
 struct alignas(1024) ForwardShared {
   static constexpr int kOperand = kGroupRows * Config::kDim;  // elements of a warpgroup's queries
@@ -70,13 +85,14 @@ struct alignas(1024) ForwardShared {
   static_assert(kPlaceBytes >= kOperand * 2);
 
   __half tiles[Config::kStreams][Config::kStages][Config::kTileElements];
-  float residual[Config::kGroups][kOperand];  // fragment order; before the solve an operand, after it x's low part
+  // Fragment order. Before and after the solve: an operand (x's low part after it), then a scale for each row.
+  float residual[Config::kGroups][kOperand];
   // A warpgroup's queries. With cached weights no pass needs them once the weights are there, whose ring takes their
   // place.
   unsigned char place[Config::kGroups][kPlaceBytes];
+  Ones<Config::kOnes> ones;  // behind the tiles: their distance from one is not negative
   Stream<Config> stream[Config::kStreams];
   Ring<Config::kCached ? Config::kWeightStages : 1, kGroupWarps> weight_ring[Config::kGroups];
-  float q_scale[Config::kGroups][kGroupRows];  // NaN for a row with a non-finite element
 
   __device__ __forceinline__ __half* queries(int group) { return reinterpret_cast<__half*>(place[group]); }
   __device__ __forceinline__ uint4* weights(int group, int stage) {
@@ -84,6 +100,8 @@ struct alignas(1024) ForwardShared {
   }
   // A 64-row fp16 tile where the residuals are while there is a solve.
   __device__ __forceinline__ __half* spare_operand(int group) { return reinterpret_cast<__half*>(residual[group]); }
+  // Powers of two the rows of an operand were multiplied by, behind it; NaN for a row with a non-finite element.
+  __device__ __forceinline__ float* row_scales(int group) { return residual[group] + kOperand / 2; }
 
   // All threads of the block.
   __device__ __forceinline__ void init() {
@@ -92,6 +110,7 @@ struct alignas(1024) ForwardShared {
       for (auto& weights : weight_ring) weights.init();
       barrier_init_fence();
     }
+    ones.fill();
     __syncthreads();
   }
 };

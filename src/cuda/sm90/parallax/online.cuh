@@ -20,11 +20,6 @@ __device__ __forceinline__ float power_of_two(float exponent) {
   return exponent < -126 ? 0.0f : __int_as_float((static_cast<int>(exponent) + 127) << 23);
 }
 
-__device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
-  const __half2 h = __hmul2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
-  return *reinterpret_cast<const uint32_t*>(&h);
-}
-
 // The assembler moves arithmetic behind a wait for products if nothing holds it: the (never negative) halves these
 // words were united from are made where this stands.
 __device__ __forceinline__ void made_here(uint32_t words) {
