@@ -37,7 +37,9 @@ struct Section {
 };
 
 void expect_disjoint(std::vector<Section> sections, int64_t size) {
-  std::sort(sections.begin(), sections.end(), [](const Section& a, const Section& b) { return a.begin < b.begin; });
+  std::sort(sections.begin(), sections.end(), [](const Section& a, const Section& b) {
+    return a.begin != b.begin ? a.begin < b.begin : a.bytes < b.bytes;
+  });
   int64_t end = 0;
   for (const Section& s : sections) {
     EXPECT_EQ(s.begin % 256, 0) << s.name;
@@ -66,8 +68,9 @@ TEST(Sm90Backward, SectionsOfTheWorkspaceDoNotMeet) {
           {"rows", at.rows, (rows + 64) * 32},
           {"row scales", at.row_scales, rows * 8},
           {"y", at.y, p.given_x() ? 0 : rows * padded * 4},
-          {"c", at.c, p.given_x() ? 0 : rows * 4},
-          {"rest", at.rest, p.given_x() ? 0 : rows * 4},
+          {"sizes", at.sizes, rows * 16},
+          {"starts", at.starts, p.given_x() ? 0 : rows * 16},
+          {"low", at.low, operand_blocks(shape_of(p)) * 4},
           {"ridge sums", at.ridge_sums, operand_blocks(shape_of(p)) * 4},
       };
       // The solve's memory and the operands take turns on the same bytes, each apart from all that is kept.
@@ -99,7 +102,12 @@ TEST(Sm90Backward, ExponentsBoundTheirNumbers) {
   }
 }
 
-uint32_t biased(int e) { return e <= kNoExponent ? 0 : static_cast<uint32_t>(e + kExponentBias); }
+// What rounding to fp16 takes from x, for normal numbers.
+double half_error(double x) {
+  int exponent;
+  const double mantissa = std::frexp(x, &exponent);
+  return x - std::ldexp(std::round(std::ldexp(mantissa, 11)), exponent - 11);
+}
 
 // Whatever the rows are, no operand reaches fp16's largest number, and the largest of the four is not far below it.
 TEST(Sm90Backward, OperandsOfAnyRowsFitHalfPrecision) {
@@ -112,17 +120,15 @@ TEST(Sm90Backward, OperandsOfAnyRowsFitHalfPrecision) {
     const float scale = std::ldexp(draw(0, 1) ? 0.0883883f : -0.7f, draw(-3, 3));
     std::vector<RowExponents> rows;
     HeadBounds bounds{};
-    const auto note = [](uint32_t& field, int e) { field = std::max(field, biased(e)); };
     for (int i = draw(1, 30); i > 0; --i) {
       const auto size = [&] { return draw(0, 9) == 0 ? kNoExponent : draw(-spread, spread); };
       const int q = size(), g = size(), x = size(), y = size();
       const auto norm = [&](int e) { return plus(e, draw(0, 4)); };
       rows.push_back(row_exponents(q, g, x, y, norm(g), norm(x), norm(y), key_norm, value_norm, draw(-16, 0)));
-      const RowExponents& r = rows.back();
-      note(bounds.q, r.q), note(bounds.g, r.g), note(bounds.x, r.x), note(bounds.y, r.y);
-      note(bounds.alpha, r.alpha), note(bounds.beta, r.beta);
-      note(bounds.g_alpha, plus(r.g, r.alpha)), note(bounds.y_alpha, plus(r.y, r.alpha));
-      note(bounds.x_beta, plus(r.x, r.beta)), note(bounds.q_alpha_beta, plus(plus(r.q, r.alpha), r.beta));
+      uint32_t of_row[kHeadBounds];
+      row_bounds(of_row, rows.back());
+      uint32_t* const fields = reinterpret_cast<uint32_t*>(&bounds);
+      for (int f = 0; f < kHeadBounds; ++f) fields[f] = std::max(fields[f], of_row[f]);
     }
     const HeadExponents head(bounds, scale, key_scale, value_scale);
     int largest = kNoExponent;
@@ -145,6 +151,41 @@ TEST(Sm90Backward, OperandsOfAnyRowsFitHalfPrecision) {
       EXPECT_GE(largest, 15 - kSpread - 1);
     }
   }
+}
+
+// Keys of given spreads along the axes: whatever the rule lets pass, rounding moves E and F by less than it promises.
+TEST(Sm90Backward, LowPartsAreLeftOutOnlyWhereRoundingIsSmall) {
+  std::mt19937 random(3);
+  std::normal_distribution<double> normal;
+  const int dim = 128;
+  int without = 0, with = 0;
+  for (int trial = 0; trial < 400; ++trial) {
+    const double tolerance = trial % 2 ? 1e-3 : 1e-4, ridge = std::ldexp(1, -(trial % 8));
+    double x2 = 0, variance = 0, moved = 0, largest = 0;
+    for (int d = 0; d < dim; ++d) {
+      const double spread = trial % 3 ? 0.7 + 0.6 * (d % 2) : 3.0 / (1 + d);  // standard deviation
+      const double x = normal(random) / (spread * spread + ridge);
+      const double error = static_cast<double>(half_error(x));
+      x2 += x * x, variance += x * x * spread * spread, moved += error * error * spread * spread;
+      largest = std::max(largest, spread * spread + ridge);
+    }
+    const LowParts parts = LowParts::of(tolerance);
+    const double energy = variance + ridge * x2;
+    const auto f = [](double v) { return static_cast<float>(v); };
+    if (!parts.of_y(f(x2), f(largest), f(variance))) {
+      EXPECT_LE(std::sqrt(moved / variance), 0.7 * tolerance) << trial;
+      ++without;
+    } else {
+      ++with;
+    }
+    if (f(energy) >= parts.least(f(x2), f(largest), f(ridge * x2))) {
+      EXPECT_LE(std::sqrt(moved / (1 + variance)), 0.7 * tolerance) << trial;
+    }
+    EXPECT_TRUE(parts.of_y(NAN, 1, 1));
+    EXPECT_FALSE(0.0f >= parts.least(NAN, 1, 1));
+  }
+  EXPECT_GT(without, 50);
+  EXPECT_GT(with, 50);
 }
 
 // Rows of random logits, some with a key far above the rest, and their weights rounded as the kernels do.

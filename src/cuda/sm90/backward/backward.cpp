@@ -111,7 +111,10 @@ struct Run {
     params.weights_stride = layout.forward.weights_stride / static_cast<int64_t>(sizeof(uint4));
     params.items = shape.items(static_cast<int>(plan.block_rows));
     params.g = rows_of(call.grad_o);
-    params.y = at<float>(layout.y), params.c = at<float>(layout.c), params.rest = at<float>(layout.rest);
+    params.y = at<float>(layout.y);
+    params.starts = at<RowStart>(layout.starts), params.sizes = at<RowSizes>(layout.sizes);
+    params.bounds = at<HeadBounds>(layout.bounds);
+    params.low_parts = LowParts::of(p.tolerance);
     CUtensorMap keys, values;
     if (Status s = maps(keys, values, tile_keys(padded)); !s) return s;
     const auto launch = padded == 64 ? (plan.cached_weights ? launch_solve<64, true> : launch_solve<64, false>)
@@ -133,11 +136,12 @@ struct Run {
     params.mean_k = saved_rows(p, section(saved.mean_k), p.dim);
     params.mean_v = saved_rows(p, section(saved.mean_v), p.value_dim);
     params.max = section(saved.max), params.omega = section(saved.omega);
-    if (!p.given_x()) params.c = at<float>(layout.c), params.rest = at<float>(layout.rest);
+    params.sizes = at<RowSizes>(layout.sizes);
     params.heads = at<HeadStatistics>(layout.forward.head_statistics);
     params.bounds = at<HeadBounds>(layout.bounds);
     params.head_scales = at<float>(layout.head_scales);
     for (int i = 0; i < kQueryOperands; ++i) params.operand[i] = at<uint16_t>(layout.operand[i]);
+    params.low = at<uint32_t>(layout.low);
     params.rows = at<RowConstants>(layout.rows);
     params.row_scales = at<float>(layout.row_scales);
     if (p.given_x()) params.info = call.info;
@@ -147,6 +151,9 @@ struct Run {
       params.dridge = summed ? at<float>(layout.ridge_sums) : static_cast<float*>(call.dridge.data);
       params.dridge_batch = call.dridge.stride[0], params.dridge_position = call.dridge.stride[1];
       params.dridge_head = call.dridge.stride[2], params.dridge_dim = call.dridge.stride[3];
+    }
+    if (p.given_x()) {
+      if (Status s = run_sizes(params, stream); !s) return s;
     }
     if (Status s = run_operands(params, stream); !s) return s;
     if (!call.dridge || !summed) return {};
@@ -169,6 +176,7 @@ struct Run {
     params.heads_kv = static_cast<int32_t>(p.heads_kv), params.dim = static_cast<int32_t>(p.dim);
     params.scale = static_cast<float>(p.scale);
     params.q = at<uint16_t>(layout.operand[kOpQ]);
+    params.low = at<uint32_t>(layout.low);
     params.rows = at<RowConstants>(layout.rows);
     params.row_scales = at<float>(layout.row_scales);
     params.heads = at<HeadStatistics>(layout.forward.head_statistics);
@@ -189,6 +197,7 @@ struct Run {
     params.heads_kv = static_cast<int32_t>(p.heads_kv);
     params.dim = static_cast<int32_t>(p.dim), params.value_dim = static_cast<int32_t>(p.value_dim);
     params.heads_together = heads_together();
+    params.low = at<uint32_t>(layout.low);
     params.rows = at<RowConstants>(layout.rows);
     params.head_scales = at<float>(layout.head_scales);
     params.dk = rows_of(call.dk), params.dv = rows_of(call.dv);

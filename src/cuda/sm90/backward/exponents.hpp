@@ -48,6 +48,11 @@ constexpr RowExponents row_exponents(int q, int g, int x, int y, int g_norm, int
           plus(larger(plus(g_norm, value_norm), plus(y_norm, key_norm)), 2 + rest)};
 }
 
+// Of a head's values: |v| <= largest sqrt(dim), half the exponent of the dimension, rounded up.
+constexpr int value_norm_exponent(float largest, int value_dim) {
+  return plus(exponent_above(largest), (static_cast<int>(std::bit_width(static_cast<uint32_t>(value_dim))) + 1) / 2);
+}
+
 // The exponent of the weight that is not the largest one's. Rounding in b, at most 2^-22 of its bound, must stay small
 // beside the scaled elements: so not below -16.
 constexpr int rest_exponent(float rest) { return larger(-16, smaller(0, exponent_above(rest))); }
@@ -64,6 +69,34 @@ constexpr float rest_bound(float power_of_mean, float omega) {
 // A row may fall this far below its head's largest before its factors stop following: beyond that it could not show in
 // the sum anyway, and its other uses (the scores, E) must not run out of bits.
 inline constexpr int kSpread = 12;
+
+// What a row adds to the maxima of HeadBounds, in its order; 0 where it adds nothing.
+inline constexpr int kHeadBounds = 10;
+constexpr uint32_t biased(int e) { return e > kNoExponent ? static_cast<uint32_t>(e + kExponentBias) : 0; }
+constexpr void row_bounds(uint32_t (&to)[kHeadBounds], const RowExponents& e) {
+  to[0] = biased(e.q), to[1] = biased(e.g), to[2] = biased(e.x), to[3] = biased(e.y);
+  to[4] = biased(e.alpha), to[5] = biased(e.beta);
+  to[6] = biased(plus(e.g, e.alpha)), to[7] = biased(plus(e.y, e.alpha)), to[8] = biased(plus(e.x, e.beta));
+  to[9] = biased(plus(plus(e.q, e.alpha), e.beta));
+}
+
+// Whether E = (k - mean)·x and F = (k - mean)·y need what rounding x and y to fp16 leaves over. Rounding moves E by
+// about 2.0e-4 (rms) of |x| times the keys' spread along an axis, for which the largest curvature of A stands. That may
+// be as much as 0.6 tol of what it is added to: of sqrt(1 + Σ p E²) for E, of sqrt(Σ p F²) for F. As A x = q - mean,
+// Σ p E² = x·(q - mean) - Σ λ x², and likewise for y. Comparisons are such that a NaN asks for low parts.
+struct LowParts {
+  float factor;  // (2.0e-4 / (0.6 tol))²
+
+  static constexpr LowParts of(double tolerance) { return {static_cast<float>(4e-8 / (0.36 * tolerance * tolerance))}; }
+
+  constexpr bool of_y(float y_squared, float curvature, float variance) const {
+    return !(factor * y_squared * curvature <= variance);
+  }
+  // The least x·(q - mean) of a row that needs none.
+  constexpr float least(float x_squared, float curvature, float ridge_part) const {
+    return factor * x_squared * curvature - 1 + ridge_part;
+  }
+};
 
 struct HeadExponents {
   int alpha, beta;  // largest of the head

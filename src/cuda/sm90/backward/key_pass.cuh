@@ -2,8 +2,8 @@
 // element-wise part makes of the scores is already the register operand of the products that sum over queries: nothing
 // goes through shared memory but the tiles the copy engine brings.
 //
-// A step (64 queries): S = K Qᵀ; E = K Xᵀ (high and low parts); B = V Gᵀ - K Yᵀ (Y carries the sign, high and low);
-// then, element by element, P a, P b and dS; then dv += (P a) G, dk += (P b) X + (P a) (-Y) + dS Q.
+// A step (64 queries): S = K Qᵀ; E = K Xᵀ; B = V Gᵀ - K Yᵀ (Y carries the sign), X and Y with low parts where they
+// have; then, element by element, P a, P b and dS; then dv += (P a) G, dk += (P b) X + (P a) (-Y) + dS Q.
 #pragma once
 
 #include "cuda/common/runtime.hpp"
@@ -13,6 +13,7 @@
 #include "cuda/sm90/fragment.cuh"
 #include "cuda/sm90/mma.cuh"
 #include "cuda/sm90/ptx.cuh"
+#include "cuda/sm90/tiles.cuh"
 
 namespace lla::cuda::sm90 {
 
@@ -24,21 +25,24 @@ struct KeyPass {
   static constexpr int kThreads = (kGroups + 1) * kWarpgroup;
   static constexpr int kTile = kQueryTile * kDim;  // elements of a tile of 64 rows
   static constexpr int kTileBytes = kTile * 2;
-  static constexpr int kTensors = kSolve ? 6 : 4;  // tiles of a step
-  // One tile a slot. The low parts come first: free as soon as E and B are done, they take the next step's last tiles.
+  // Tiles of a step, one a slot: low parts where it has them, then the others. The low parts come first: free as soon
+  // as E and B are done, they take the next step's last tiles.
+  static constexpr int kLowTiles = kSolve ? 2 : 1, kHighTiles = kSolve ? 4 : 3;
   static constexpr int kSlots = kDim == 128 ? 9 : 18;
   // Steps that may be under way at once: constants of one must not meet those of another.
-  static constexpr int kRowBuffers = kSlots / kTensors + 2;
+  static constexpr int kRowBuffers = kSlots / kHighTiles + 2;
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 
-  // Tiles of a step in the order they are brought.
-  static constexpr int kXLow = 0, kYLow = 1, kQ = kSolve ? 2 : 1, kXHigh = kQ + 1, kG = kQ + 2, kYHigh = kQ + 3;
+  // Places of the tiles in the order they are brought; all but the low parts are counted from the first that is not
+  // one.
+  static constexpr int kXLow = 0, kYLow = 1, kQ = 0, kXHigh = 1, kG = 2, kYHigh = 3;
 
   struct Shared {
     alignas(1024) __half keys[kGroups][kTile];
     alignas(1024) __half values[kGroups][kTile];
     alignas(1024) __half slots[kSlots][kTile];
     alignas(128) RowConstants rows[kRowBuffers][kQueryTile];
+    int next_low[kRowBuffers];  // whether the step after the constants' has low parts
     Barrier resident;
     Barrier full[kSlots];
     Barrier empty[kSlots];
@@ -91,7 +95,7 @@ struct KeyBlock {
     const int64_t last_key = min(first_key + kKeyBlock, length_k) - 1;
     const int64_t from = s.right < 0 ? 0 : first_key - offset - s.right;
     const int64_t to = s.left < 0 ? length_q : last_key - offset + s.left + 1;
-    first_query = static_cast<int32_t>(max(from, int64_t{0}));
+    first_query = static_cast<int32_t>(max(from, int64_t{0})) / kOperandRows * kOperandRows;
     end_query = static_cast<int32_t>(min(to, int64_t{length_q}));
   }
 
@@ -106,6 +110,10 @@ struct KeyBlock {
   __device__ __forceinline__ int64_t key_row(const KeyPassParams& p) const {
     return p.shape.packed ? int64_t{head} * p.shape.total_k + start_k + first_key
                           : (int64_t{batch} * p.heads_kv + head) * p.shape.seqlen_k + first_key;
+  }
+  // Whether a step has low parts.
+  __device__ __forceinline__ bool low(const KeyPassParams& p, int32_t member, int32_t step) const {
+    return p.low[operand_block(p.shape, batch, head * p.shape.group + member, first_query) + step] != 0;
   }
   __device__ __forceinline__ int64_t query_row(const KeyPassParams& p, int32_t query_head, int32_t query) const {
     return p.shape.packed ? int64_t{query_head} * p.shape.total_q + start_q + query
@@ -132,25 +140,34 @@ __device__ __forceinline__ void key_pass_producer(const KeyPassParams& p, typena
   RingPosition<Config::kSlots> at;
   const int32_t steps = block.steps();
   int buffer = 0;
+  bool low = steps > 0 && block.low(p, 0, 0);
   for (int32_t member = 0; member < p.shape.group; ++member) {
     const int64_t row0 = block.query_row(p, block.head * p.shape.group + member, block.first_query);
     for (int32_t step = 0; step < steps; ++step) {
       const int64_t row = row0 + int64_t{step} * kQueryTile;
+      const bool last = step + 1 == steps;
+      const bool next_low = !last                        ? block.low(p, member, step + 1)
+                            : member + 1 < p.shape.group ? block.low(p, member + 1, 0)
+                                                         : false;
       const auto bring = [&](int operand, bool constants) {
         shared.empty[at.slot].wait(at.phase ^ 1);
         Barrier& full = shared.full[at.slot];
+        if (constants) shared.next_low[buffer] = next_low;
         full.arrive_expecting(Config::kTileBytes + (constants ? kQueryTile * sizeof(RowConstants) : 0));
         load_tile<Config::kDim>(shared.slots[at.slot], &p.queries[operand], row, full);
         if (constants) load_bytes(shared.rows[buffer], p.rows + row, kQueryTile * sizeof(RowConstants), full);
         at.advance(1);
       };
-      bring(kOpXLow, false);
-      if constexpr (Config::kSolve) bring(kOpYLow, false);
+      if (low) {
+        bring(kOpXLow, false);
+        if constexpr (Config::kSolve) bring(kOpYLow, false);
+      }
       bring(kOpQ, true);
       bring(kOpXHigh, false);
       bring(kOpG, false);
       if constexpr (Config::kSolve) bring(kOpYHigh, false);
       if (++buffer == Config::kRowBuffers) buffer = 0;
+      low = next_low;
     }
   }
 }
@@ -253,8 +270,8 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& p, typena
 #pragma unroll
   for (int i = 0; i < kDim / 2; ++i) dk[i] = dv[i] = 0;
 
-  const int32_t steps = block.steps();
-  const int32_t first_key = block.first_key + group * 64;
+  const int32_t steps = uniform(block.steps());
+  const int32_t first_key = uniform(block.first_key) + group * 64;
   const int32_t offset = block.length_k - block.length_q;
   KeyPassMask mask;
   mask.low = p.shape.left < 0 ? INT32_MIN : offset - p.shape.left;
@@ -267,29 +284,38 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& p, typena
   RingPosition<Config::kSlots> at;
   const int32_t total = steps * p.shape.group;
   int32_t step_in_head = 0, buffer = 0;
+  bool next_low = uniform(total > 0 && block.low(p, 0, 0)) != 0;
   for (int32_t step = 0; step < total; ++step) {
     const int32_t first_query = block.first_query + step_in_head * kQueryTile;
+    const bool low = next_low;
     if (++step_in_head == steps) step_in_head = 0;
     const RowConstants* rows = shared.rows[buffer];
+    const int own_buffer = buffer;
     if (++buffer == Config::kRowBuffers) buffer = 0;
+    const auto low_at = at;
+    if (low) at.advance(Config::kLowTiles);
     const auto tile = [&](int which) { return shared.slots[at.ahead(which).slot]; };
-    const auto wait = [&](int which) {
-      const auto position = at.ahead(which);
-      shared.full[position.slot].wait(position.phase);
-    };
-    const auto free_tile = [&](int which) { shared.empty[at.ahead(which).slot].arrive_if(signals); };
+    const auto low_tile = [&](int which) { return shared.slots[low_at.ahead(which).slot]; };
+    const auto wait_at = [&](const auto& position) { shared.full[position.slot].wait(position.phase); };
+    const auto wait = [&](int which) { wait_at(at.ahead(which)); };
+    const auto free_at = [&](const auto& position) { shared.empty[position.slot].arrive_if(signals); };
+    const auto free_tile = [&](int which) { free_at(at.ahead(which)); };
 
     float s[32], e[32];  // S, later B; E
     uint32_t w[16];
     wait(Config::kQ);
+    next_low = uniform(shared.next_low[own_buffer]) != 0;
     mma_fence();
     product_transposed<kDim, 64>(s, keys, tile(Config::kQ));
     mma_commit();
-    wait(Config::kXLow);
     wait(Config::kXHigh);
+    if (low) wait_at(low_at.ahead(Config::kXLow));
     mma_fence();
     product_transposed<kDim, 64>(e, keys, tile(Config::kXHigh));
-    product_transposed<kDim, 64, true>(e, keys, tile(Config::kXLow));
+    if (low) {
+      mma_fence();
+      product_transposed<kDim, 64, true>(e, keys, low_tile(Config::kXLow));
+    }
     mma_commit();
     mma_wait<1>();
     pin(s);
@@ -297,21 +323,26 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& p, typena
     pin(w);
     wait(Config::kG);
     if constexpr (Config::kSolve) {
-      wait(Config::kYLow);
       wait(Config::kYHigh);
+      if (low) wait_at(low_at.ahead(Config::kYLow));
     }
     mma_fence();
     product_transposed<kDim, 64>(s, values, tile(Config::kG));
     if constexpr (Config::kSolve) {
       product_transposed<kDim, 64, true>(s, keys, tile(Config::kYHigh));
-      product_transposed<kDim, 64, true>(s, keys, tile(Config::kYLow));
+      if (low) {
+        mma_fence();
+        product_transposed<kDim, 64, true>(s, keys, low_tile(Config::kYLow));
+      }
     }
     mma_commit();
     mma_wait<0>();
     pin(e);
     pin(s);
-    free_tile(Config::kXLow);
-    if constexpr (Config::kSolve) free_tile(Config::kYLow);
+    if (low) {
+      free_at(low_at.ahead(Config::kXLow));
+      if constexpr (Config::kSolve) free_at(low_at.ahead(Config::kYLow));
+    }
 
     mask.query = first_query + lane.column;
     const int32_t nearest = first_key - first_query - (kQueryTile - 1), farthest = first_key + 63 - first_query;
@@ -333,7 +364,7 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& p, typena
     free_tile(Config::kXHigh);
     free_tile(Config::kG);
     if constexpr (Config::kSolve) free_tile(Config::kYHigh);
-    at.advance(Config::kTensors);
+    at.advance(Config::kHighTiles);
   }
 
   // Without a query nobody has written the scales.
@@ -365,7 +396,7 @@ __global__ void __launch_bounds__(KeyPass<kDim, kSolve>::kThreads, 1)
     barrier_init_fence();
   }
   __syncthreads();
-  const int group = threadIdx.x / kWarpgroup;
+  const int group = uniform(threadIdx.x / kWarpgroup);
   if (group == 0) {
     give_registers<Config::kProducerRegisters>();
     if (threadIdx.x == 0) key_pass_producer<Config>(p, shared, block);

@@ -16,6 +16,7 @@ inline constexpr int kQueryTile = 64;  // queries of a step
 struct KeyPassParams {
   CUtensorMap keys, values;  // boxes of 64 rows x 64 columns
   CUtensorMap queries[kQueryOperands];
+  const uint32_t* low;  // per block of rows: whether it has low parts
   Shape shape;
   const int32_t *cu_q, *cu_k;
   int32_t heads_kv;

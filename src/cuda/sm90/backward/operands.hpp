@@ -1,5 +1,5 @@
-// The fp16 operands over queries and the row constants that go with them: made before t is computed (q and G alone),
-// and again when y is known. Where λ's gradient is wanted, made on the way.
+// The fp16 operands over queries and the row constants that go with them, from the rows' sizes. Where λ's gradient is
+// wanted, it is made on the way.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -15,15 +15,15 @@ struct OperandParams {
   int32_t heads_kv, dim, value_dim, padded;
   float scale;  // of the logits
   Rows q, g;    // as the caller gave them
-  Rows x, y;    // data null: taken as zero, and their operands are not written
+  Rows x, y;    // y: data null where x is given
   Rows mean_k, mean_v;
   const float *max, *omega;  // saved, per row
-  const float *c, *rest;  // per row, of the solve: c, and the weight that is not the largest key's; null: c is 0, and the
-                          // weight is bounded by what was saved
+  RowSizes* sizes;
   const HeadStatistics* heads;
-  HeadBounds* bounds;  // zeroed before
-  float* head_scales;  // two per (batch, key head): see KeyPassParams
-  uint16_t* operand[kQueryOperands];
+  HeadBounds* bounds;                 // zeroed before
+  float* head_scales;                 // two per (batch, key head): see KeyPassParams
+  uint16_t* operand[kQueryOperands];  // low parts: written only where `low` says so
+  uint32_t* low;                      // per block of rows: whether a row of it has low parts
   RowConstants* rows;
   float* row_scales;  // two per row: see RowPassParams
   // λ's gradient, -x y: per dimension, per row, or a partial sum per block of rows. Null: not wanted.
@@ -33,6 +33,8 @@ struct OperandParams {
   core::RowOutputs info;  // where x is given: there was no solve
 };
 
+// Sizes of the rows and bounds of the heads where x is given; else the solve has made them.
+Status run_sizes(const OperandParams& params, cudaStream_t stream);
 Status run_operands(const OperandParams& params, cudaStream_t stream);
 
 // Sums the blocks' partial sums of λ's gradient in a fixed order, to one number per head or one in all.

@@ -28,11 +28,31 @@ struct HeadBounds {
   uint32_t unused[2];
 };
 
+// Per query, what the solve knows of it before it begins: exponents above the largest elements of q and G, above |G|
+// and of the weight of all keys but the heaviest; tau.
+struct alignas(16) RowStart {
+  int16_t q, g, g_norm, rest;
+  float tau, unused;
+};
+
+// Per query, by whoever has seen its vectors first (the solve, or a kernel of its own where x is given): all that
+// making its operands needs beside them.
+struct alignas(16) RowSizes {
+  int16_t alpha, beta;  // exponents of the bounds of |a| and |b|
+  float tau, c;
+  float low;  // x and y get low parts unless x·(q - mean key) reaches this: LowParts
+};
+inline constexpr int16_t kBadRow = INT16_MIN;  // alpha of a row that is not finite
+
 // The six fp16 operands that run over queries, rows as in the saved vector, padded to the kernels' head dimension.
 enum QueryOperand : int { kOpQ = 0, kOpG, kOpXHigh, kOpXLow, kOpYHigh, kOpYLow, kQueryOperands };
 
-// Query rows of one block of the kernels that make them, all of one head.
+// Query rows of one block of the kernels that make them, all of one head; each such block has a flag that says whether
+// its rows have low parts.
 inline constexpr int kOperandRows = 64;
+constexpr int64_t operand_block(const Shape& s, int64_t batch, int64_t head, int32_t row) {
+  return (batch * s.heads_q + head) * ((int64_t{s.seqlen_q} + kOperandRows - 1) / kOperandRows) + row / kOperandRows;
+}
 constexpr int64_t operand_blocks(const Shape& s) {
   return (int64_t{s.seqlen_q} + kOperandRows - 1) / kOperandRows * s.batch * s.heads_q;
 }

@@ -1,6 +1,6 @@
 // The kernel behind row_pass.hpp. A warpgroup owns 64 queries; they are the rows of every product.
 //
-// A step (64 keys): S = Q Kᵀ; E = X Kᵀ (high and low parts); B = G Vᵀ - Y Kᵀ (high and low); element by element the
+// A step (64 keys): S = Q Kᵀ; E = X Kᵀ; B = G Vᵀ - Y Kᵀ, X and Y with low parts where they have; element by element the
 // operand U, rounded to fp16, its rounded row sum kept; then the sum over keys, U K. Subtracting (row sum) x (mean key)
 // at the end gives back what rounding took from the sum of U, which is zero in exact arithmetic.
 #pragma once
@@ -38,6 +38,8 @@ struct RowPass {
     if (place == kXLow) return kOpXLow;
     return place == kYHigh ? kOpYHigh : kOpYLow;
   }
+  __host__ __device__ static constexpr bool is_low(int place) { return place == kXLow || (kSolve && place == kYLow); }
+  static constexpr int kLow = kSolve ? 2 : 1;  // how many of them are
 
   struct Shared {
     alignas(1024) __half resident[kGroups][kResident][kTile];
@@ -67,16 +69,29 @@ struct RowBlock {
                              : (int64_t{block.batch} * p.heads_kv + key_head) * p.shape.seqlen_k;
     statistics = p.shape.packed ? key_head : block.batch * p.heads_kv + key_head;
   }
+  // Whether a warpgroup's rows have low parts; those that are not there have none.
+  __device__ __forceinline__ bool low(const RowPassParams& p, int group) const {
+    const int32_t row = block.first_row + group * kOperandRows;
+    return row < block.length_q && p.low[operand_block(p.shape, block.batch, block.head, row)] != 0;
+  }
 };
 
 template <class Config>
 __device__ __forceinline__ void row_pass_producer(const RowPassParams& p, typename Config::Shared& shared,
                                                   const RowBlock& b) {
-  shared.ready.arrive_expecting(Config::kGroups * Config::kResident * Config::kTileBytes);
+  bool low[Config::kGroups];
+  int tiles = Config::kGroups * Config::kResident;
+#pragma unroll
+  for (int g = 0; g < Config::kGroups; ++g) {
+    low[g] = b.low(p, g);
+    if (!low[g]) tiles -= Config::kLow;
+  }
+  shared.ready.arrive_expecting(tiles * Config::kTileBytes);
 #pragma unroll
   for (int g = 0; g < Config::kGroups; ++g) {
 #pragma unroll
     for (int i = 0; i < Config::kResident; ++i) {
+      if (Config::is_low(i) && !low[g]) continue;
       load_tile<Config::kDim>(shared.resident[g][i], &p.queries[Config::operand(i)], b.query_row + g * 64,
                               shared.ready);
     }
@@ -195,6 +210,7 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
   float sum_t[2] = {0, 0}, sum_q[2] = {0, 0}, sum_b[2] = {0, 0};
   const KeyRange common = common_keys(p.shape, rb.block, first_row, 64);
   const bool all_rows = first_row + 64 <= rb.block.length_q;
+  const bool low = uniform(rb.low(p, group)) != 0;
 
   shared.ready.wait(0);
   const auto operand = [&](int place) { return shared.resident[group][place]; };
@@ -214,7 +230,10 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
     }
     mma_commit();
     product_transposed<kDim, 64>(e, operand(Config::kXHigh), keys);
-    product_transposed<kDim, 64, true>(e, operand(Config::kXLow), keys);
+    if (low) {
+      mma_fence();
+      product_transposed<kDim, 64, true>(e, operand(Config::kXLow), keys);
+    }
     mma_commit();
     mma_wait<1>();
     pin(s);
@@ -230,7 +249,10 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
     product_transposed<kDim, 64>(b, operand(Config::kG), values);
     if constexpr (Config::kSolve) {
       product_transposed<kDim, 64, true>(b, operand(Config::kYHigh), keys);
-      product_transposed<kDim, 64, true>(b, operand(Config::kYLow), keys);
+      if (low) {
+        mma_fence();
+        product_transposed<kDim, 64, true>(b, operand(Config::kYLow), keys);
+      }
     }
     mma_commit();
     mma_wait<0>();
@@ -324,7 +346,7 @@ __global__ void __launch_bounds__(RowPass<kDim, kSolve>::kThreads, 1)
     barrier_init_fence();
   }
   __syncthreads();
-  const int group = threadIdx.x / kWarpgroup;
+  const int group = uniform(threadIdx.x / kWarpgroup);
   if (group == 0) {
     give_registers<Config::kProducerRegisters>();
     if (threadIdx.x == 0) row_pass_producer<Config>(p, shared, block);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/common/runtime.hpp"
+#include "cuda/sm90/backward/bounds.cuh"
 #include "cuda/sm90/backward/solve.hpp"
 #include "cuda/sm90/forward/kernel.cuh"
 
@@ -28,14 +29,18 @@ struct SolveConsumer : Consumer<Config> {
   using Base::group, Base::next, Base::p, Base::parity, Base::rows, Base::s, Base::t;
   using typename Base::DirectionWords;
   using typename Base::Scores;
+  using typename Base::Slot;
   using typename Base::Vector;
   using typename Base::Words;
   static constexpr int kDim = Config::kDim, kKeys = Config::kKeys;
 
+  // The scratch vector t is kept in: the saved mean value needs none.
+  static constexpr int kTarget = WorkspaceLayout::kMeanV;
+
   const SolveParams& solve_params;
 
   // t: sums over keys of U k, U = W (gamma - tau) with the scale and centre of `d`; G lies where residuals will. Finds
-  // the largest weights on the way.
+  // the largest weights on the way. Tiles come as K0 V0 K1 V1 ...
   __device__ __forceinline__ void target_pass(Vector& target, Pair<float>& sums, Pair<float>& largest,
                                               const Direction& d) {
     __half2 most[2] = {};
@@ -43,41 +48,17 @@ struct SolveConsumer : Consumer<Config> {
     for (int e = 0; e < kDim / 2; ++e) target[e] = 0;
     sums[0] = sums[1] = 0;
     const int count = uniform(this->tiles().count);
-    const int parts = uniform(this->tiles().few_keys) ? 2 : 1;
-    const TileRange own = uniform(this->tiles().own), clear = uniform(this->tiles().clear);
-    for (int tile = 0; tile < count; ++tile) {
-      const auto key = next.take(), value = next.take();
-      t.ring.wait(key);
-      if (tile >= own.begin && tile < own.end) {
-        Words w;
-        Scores scores, gamma;
-        define(scores);
-        define(gamma);
-        mma_fence();
-        this->issue_logits(scores, key);
-        t.ring.wait(value);
-        mma_fence();
-        product_transposed<kDim, kKeys>(gamma, s.spare_operand(group), this->tile_at(value));
-        mma_commit();
-        mma_wait<1>();
-        pin(scores);
-        this->mask(scores, tile, clear);
-        make_weights<kKeys>(w, scores, rows);
-        this->keep_weights(w, tile);
-#pragma unroll
-        for (int i = 0; i < kKeys / 4; ++i)
-          most[i & 1] = __hmax2(most[i & 1], *reinterpret_cast<const __half2*>(&w[i]));
-        mma_wait<0>();
-        pin(gamma);
-        t.ring.release(value);
-        weight_scores<kKeys>(gamma, w, d.scale, d.centre);
-        this->add_parts(target, sums, gamma, this->tile_at(key), parts);
-        t.ring.release(key);
+    const TileRange own = uniform(this->tiles().own);
+    if (own.count() <= 0) {
+      this->pass_by(2 * count);
+    } else {
+      this->pass_by(2 * own.begin);
+      if (uniform(this->tiles().few_keys)) {
+        split_target(target, sums, most, d, own);
       } else {
-        t.ring.release(key);
-        t.ring.wait(value);
-        t.ring.release(value);
+        whole_target(target, sums, most, d, own);
       }
+      this->pass_by(2 * (count - own.end));
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -86,19 +67,140 @@ struct SolveConsumer : Consumer<Config> {
     }
   }
 
-  // A row of a saved section as a fragment, times `scale`.
+  __device__ __forceinline__ void keep_largest(__half2 (&most)[2], const Words& w) const {
+#pragma unroll
+    for (int i = 0; i < kKeys / 4; ++i) most[i & 1] = __hmax2(most[i & 1], *reinterpret_cast<const __half2*>(&w[i]));
+  }
+  __device__ __forceinline__ void issue_gamma(Scores& gamma, const Slot& value) const {
+    product_transposed<kDim, kKeys>(gamma, s.spare_operand(group), this->tile_at(value));
+    mma_commit();
+  }
+
+  // The next tile's scores are issued before this tile's U K, behind which its exponentials hide; then its G Vᵀ, behind
+  // which the weights are stored. Key and value of the next tile are never waited for together: a ring of three has no
+  // room for both beside this tile's key.
+  __device__ __forceinline__ void whole_target(Vector& target, Pair<float>& sums, __half2 (&most)[2],
+                                               const Direction& d, TileRange own) {
+    const TileRange clear = uniform(this->tiles().clear);
+    Words w, u;
+    Scores scores, gamma;
+    define(scores);
+    define(gamma);
+    int tile = own.begin;
+    Slot key = next.take(), value = next.take();
+    t.ring.wait(key);
+    mma_fence();
+    this->issue_logits(scores, key);
+    mma_wait<0>();
+    this->exponentiate(scores, tile, clear);
+    pack_scores<kKeys>(w, scores);
+    while (true) {
+      pin(w);
+      t.ring.wait(value);
+      mma_fence();
+      issue_gamma(gamma, value);
+      this->keep_weights(w, tile);
+      keep_largest(most, w);
+      pin(w);
+      this->finish_before(value);
+      mma_wait<0>();
+      pin(gamma);
+      t.ring.release(value);
+      weight_scores<kKeys>(gamma, w, d.scale, d.centre);
+      pack_scores<kKeys>(u, gamma);
+      pin(u);
+      if (++tile == own.end) break;
+      const Slot next_key = next.take();
+      t.ring.wait(next_key);
+      mma_fence();
+      this->issue_logits(scores, next_key);
+      product<kDim, kKeys>(target, u, this->tile_at(key));
+      mma_commit();
+      add_row_sums<kKeys>(sums, u);
+      pin(sums);
+      mma_wait<1>();
+      this->exponentiate(scores, tile, clear);
+      this->finish_before(key);
+      mma_wait<0>();
+      pin(scores);
+      t.ring.release(key);
+      pack_scores<kKeys>(w, scores);
+      key = next_key;
+      value = next.take();
+    }
+    mma_fence();
+    product<kDim, kKeys>(target, u, this->tile_at(key));
+    mma_commit();
+    add_row_sums<kKeys>(sums, u);
+    pin(sums);
+    mma_wait<0>();
+    pin(target);
+    t.ring.release(key);
+  }
+
+  // The same with U in two parts, one tile after the other: for rows with few keys.
+  __device__ __forceinline__ void split_target(Vector& target, Pair<float>& sums, __half2 (&most)[2],
+                                               const Direction& d, TileRange own) {
+    const TileRange clear = uniform(this->tiles().clear);
+    for (int tile = own.begin; tile < own.end; ++tile) {
+      const Slot key = next.take(), value = next.take();
+      Words w;
+      Scores scores, gamma;
+      define(scores);
+      define(gamma);
+      t.ring.wait(key);
+      t.ring.wait(value);
+      mma_fence();
+      this->issue_logits(scores, key);
+      issue_gamma(gamma, value);
+      mma_wait<0>();
+      pin(gamma);
+      t.ring.release(value);
+      this->exponentiate(scores, tile, clear);
+      pack_scores<kKeys>(w, scores);
+      this->keep_weights(w, tile);
+      keep_largest(most, w);
+      weight_scores<kKeys>(gamma, w, d.scale, d.centre);
+      this->add_parts(target, sums, gamma, this->tile_at(key), 2);
+      t.ring.release(key);
+    }
+  }
+
+  // A row of a saved section as a fragment.
   __device__ __forceinline__ void load_saved(Vector& to, const float* section, int dim, const Block& block,
-                                             const OwnRows& own_rows, float scale, const Lane& lane) {
+                                             const OwnRows& own_rows, const Lane& lane) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float* row = section + row_index(p, block, own_rows.row[r]) * dim + lane.column;
 #pragma unroll
       for (int i = 0; i < kDim / 8; ++i) {
         const float2 v = 8 * i + lane.column < dim ? *reinterpret_cast<const float2*>(row + 8 * i) : make_float2(0, 0);
-        to[4 * i + 2 * r] = v.x * scale;
-        to[4 * i + 2 * r + 1] = v.y * scale;
+        to[4 * i + 2 * r] = v.x;
+        to[4 * i + 2 * r + 1] = v.y;
       }
     }
+  }
+  // So that a later load_saved finds it near.
+  __device__ __forceinline__ void prefetch_saved(const float* section, int dim, const Block& block,
+                                                 const Lane& lane) const {
+    constexpr int kLine = 32;  // floats
+    const int row = min(this->tiles().first_row + lane.thread / 2, block.length_q - 1);
+    const float* const from = section + row_index(p, block, row) * dim;
+    for (int column = lane.thread % 2 * kLine; column < dim; column += 2 * kLine) {
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(from + column));
+    }
+  }
+
+  // Largest magnitudes of two rows of fp16 words in a tile.
+  __device__ __forceinline__ void largest_of_tile(Pair<float>& largest, __half* tile, const Lane& lane) const {
+    __half2 most[2] = {};
+#pragma unroll
+    for (int i = 0; i < kDim / 4; ++i) {
+      const uint32_t word = tile_word<uint32_t>(tile, lane.tile_offset(i / 2, i & 1));
+      most[i & 1] = __hmax2(most[i & 1], __habs2(*reinterpret_cast<const __half2*>(&word)));
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) largest[r] = quad_max(fmaxf(__low2float(most[r]), __high2float(most[r])));
   }
 
   // Saved statistics, G, t and the first direction. Returns whether a row of this thread is to be solved.
@@ -106,55 +208,75 @@ struct SolveConsumer : Consumer<Config> {
     const Lane lane = Base::own_lane();
     const OwnRows own_rows(b.block, this->tiles().first_row, lane);
     const HeadScales head(p, b.head_index);
+    Vector rhs, mean;
+    // All that is read here is under way before any of it is used.
+    load_saved(mean, p.saved.mean_v, p.value_dim, b.block, own_rows, lane);
+    RowLoader<kDim> g_rows(solve_params.g, p.value_dim, b.block, this->tiles().first_row, lane.thread);
+    g_rows.fetch();
+    prefetch_saved(p.saved.mean_k, p.dim, b.block, lane);
     Solve solve;
     Pair<bool> good;
+    Pair<float> q_scale;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int64_t index = row_index(p, b.block, own_rows.row[r]);
       const float bound = p.saved.max[index], omega = p.saved.omega[index];
-      good[r] = finite(s.row_scales(group)[lane.row + 8 * r]) && finite(bound) && finite(omega);
+      q_scale[r] = s.row_scales(group)[lane.row + 8 * r];
+      good[r] = finite(q_scale[r]) && finite(bound) && finite(omega);
       rows.shift[r] = kWeightExponent - (good[r] ? bound : 0.0f);
       solve.omega[r] = good[r] ? omega * kWeightScale : 0.0f;
       solve.ridge[r] = p.ridge.per_dim ? 0.0f : row_ridge(p.ridge, b.block, own_rows.row[r]);
       good[r] = good[r] && solve.ridge[r] >= 0;
     }
     this->sync_group();  // every thread has read the scales of the queries
-    load_rows<kDim>(s.spare_operand(group), s.row_scales(group), solve_params.g, p.value_dim, 1.0f, b.block,
-                    this->tiles().first_row, lane.thread);
+    g_rows.template write<false>(s.spare_operand(group), s.row_scales(group), 1.0f, nullptr);
     fence_async_proxy();
     this->sync_group();
 
-    Vector rhs, mean;
-    Pair<float> g_scale, tau = {0, 0};
-    load_saved(mean, p.saved.mean_v, p.value_dim, b.block, own_rows, head.value, lane);
-    Pair<float> squares = {0, 0};
+    Pair<float> g_scale, tau = {0, 0}, squares = {0, 0}, largest_q, largest_g;
 #pragma unroll
     for (int i = 0; i < kDim / 4; ++i) {
       const float2 g = unpack(tile_word<uint32_t>(s.spare_operand(group), lane.tile_offset(i / 2, i & 1)));
       squares[i & 1] += g.x * g.x + g.y * g.y;
       tau[i & 1] += g.x * mean[2 * i] + g.y * mean[2 * i + 1];
     }
+    largest_of_tile(largest_q, s.queries(group), lane);
+    largest_of_tile(largest_g, s.spare_operand(group), lane);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       g_scale[r] = s.row_scales(group)[lane.row + 8 * r];
-      good[r] = good[r] && finite(g_scale[r]);
       squares[r] = quad_sum(squares[r]);
       const float sum = quad_sum(tau[r]);
-      tau[r] = good[r] ? sum : 0.0f;
+      good[r] = good[r] && finite(g_scale[r]) && finite(sum) && finite(largest_q[r]) && finite(largest_g[r]);
+      tau[r] = good[r] ? sum * head.value : 0.0f;
+    }
+    if (lane.column == 0) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (!own_rows.exists[r]) continue;
+        const int g_exponent = 1 - exponent_above(g_scale[r]);  // of what undoes G's scale
+        RowStart start{};
+        start.q = static_cast<int16_t>(plus(exponent_above(largest_q[r]), 1 - exponent_above(q_scale[r])));
+        start.g = static_cast<int16_t>(plus(exponent_above(largest_g[r]), g_exponent));
+        start.g_norm = static_cast<int16_t>(plus(exponent_above(sqrtf(squares[r]) * 1.0001f), g_exponent));
+        start.tau = tau[r] / g_scale[r] / head.value;
+        solve_params.starts[row_index(p, b.block, own_rows.row[r])] = start;
+      }
     }
     // Values are scaled below 2^15, so their norm is below 2^15 sqrt(dim).
     finish_direction(d, squares, tau, 0x1p15f * (kDim == 64 ? 8.0f : 11.3138f));
     Pair<float> sums, largest;
     target_pass(rhs, sums, largest, d);
+    load_saved(mean, p.saved.mean_k, p.dim, b.block, own_rows, lane);
     if (lane.column == 0) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float rest = solve.omega[r] > 0 ? fmaxf(solve.omega[r] - largest[r], 0.0f) / solve.omega[r] : 1.0f;
-        if (own_rows.exists[r]) solve_params.rest[row_index(p, b.block, own_rows.row[r])] = rest;
+        if (!own_rows.exists[r]) continue;
+        solve_params.starts[row_index(p, b.block, own_rows.row[r])].rest = static_cast<int16_t>(rest_exponent(rest));
       }
     }
 
-    load_saved(mean, p.saved.mean_k, p.dim, b.block, own_rows, head.key, lane);
     Pair<float> undo;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -164,7 +286,7 @@ struct SolveConsumer : Consumer<Config> {
 #pragma unroll
     for (int e = 0; e < kDim / 2; ++e) {
       const int r = row_of(e);
-      if (!good[r]) mean[e] = 0;
+      mean[e] = good[r] ? mean[e] * head.key : 0.0f;
       rhs[e] = good[r] ? fmaf(-sums[r], mean[e], rhs[e]) * undo[r] : 0.0f;
     }
     if (p.ridge.per_dim) {
@@ -181,6 +303,7 @@ struct SolveConsumer : Consumer<Config> {
     for (int r = 0; r < 2; ++r) solve.status[r] = good[r] ? LLA_ROW_OK : LLA_ROW_NAN;
     this->sync_group();  // G has been read by all
     Fragment<kDim>::store(s.residual[group], rhs, lane.thread);
+    Fragment<kDim>::store(this->section(kTarget), rhs, lane.thread);
     make_direction<kDim>(direction, rhs, mean, nullptr, lane, head.key_norm, solve, d);
     Fragment<kDim>::fill(this->section(WorkspaceLayout::kX), 0.0f, lane.thread);
     SolveMemory::store(this->row_state(), solve, lane);
@@ -188,37 +311,96 @@ struct SolveConsumer : Consumer<Config> {
     return solve.active[0] || solve.active[1];
   }
 
-  // y, c and the info of the rows.
+  // Exponents above the largest element and the norm of two rows; |v|² in `squares`.
+  static constexpr int kNotFinite = 1000;  // in place of the largest
+  __device__ __forceinline__ void sizes_of(Pair<Size>& sizes, Pair<float>& squares, const Vector& v) const {
+    Pair<float> largest = {0, 0};
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) largest[row_of(e)] = fmaxf(largest[row_of(e)], fabsf(v[e]));
+    Pair<float> down;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      sizes[r].largest = exponent_above(quad_max(largest[r]));
+      down[r] = power_of_two(-sizes[r].largest);  // keeps the squares in range
+      squares[r] = 0;
+    }
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) {
+      const float scaled = v[e] * down[row_of(e)];
+      squares[row_of(e)] = fmaf(scaled, scaled, squares[row_of(e)]);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      squares[r] = quad_sum(squares[r]);
+      if (!finite(squares[r])) sizes[r].largest = kNotFinite;
+      sizes[r].norm = plus(sizes[r].largest, exponent_above(sqrtf(squares[r]) * 1.0001f));
+      const float up = power_of_two(sizes[r].largest);
+      squares[r] = squares[r] * up * up;
+    }
+  }
+
+  // y and what goes with it: c, sizes and bounds for the operands, the info of the rows.
   __device__ __forceinline__ void write_rows(const ForwardBlock& b) {
     const Lane lane = Base::own_lane();
     const OwnRows own_rows(b.block, this->tiles().first_row, lane);
-    const float back = 1.0f / HeadScales(p, b.head_index).key;
-    Solve solve;
-    SolveMemory::load(this->row_state(), solve, lane);
+    const HeadScales head(p, b.head_index);
+    const float back = 1.0f / head.key;
+    const float4 state = *this->row_state();
     Vector y, x;
     Fragment<kDim>::load(y, this->section(WorkspaceLayout::kX), lane.thread);
-    load_saved(x, p.saved.x, p.dim, b.block, own_rows, 1.0f, lane);
-    Pair<float> c = {0, 0};
+    load_saved(x, p.saved.x, p.dim, b.block, own_rows, lane);
+    RowStart start[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) start[r] = solve_params.starts[row_index(p, b.block, own_rows.row[r])];
+    Solve solve;
+    SolveMemory::unpack(state, solve, lane);
+    // Σ λ x² and, in units of the scaled keys, Σ λ y² and y·(t - r) = y·A y.
+    Pair<float> c = {0, 0}, ridge_x = {0, 0}, ridge_y = {0, 0}, energy = {0, 0};
 #pragma unroll
     for (int i = 0; i < kDim / 8; ++i) {
       const float4 r4 = reinterpret_cast<const float4*>(s.residual[group])[i * kWarpgroup + lane.thread];
-      const float residual[4] = {r4.x, r4.y, r4.z, r4.w};
+      const float4 t4 = reinterpret_cast<const float4*>(this->section(kTarget))[i * kWarpgroup + lane.thread];
       float4 l4 = make_float4(solve.ridge[0], solve.ridge[0], solve.ridge[1], solve.ridge[1]);
       if (p.ridge.per_dim) {
         l4 = reinterpret_cast<const float4*>(this->section(WorkspaceLayout::kRidge))[i * kWarpgroup + lane.thread];
       }
+      const float residual[4] = {r4.x, r4.y, r4.z, r4.w}, target[4] = {t4.x, t4.y, t4.z, t4.w};
       const float lambda[4] = {l4.x, l4.y, l4.z, l4.w};
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const int e = 4 * i + j;
-        c[j / 2] = fmaf(x[e], (lambda[j] < INFINITY ? lambda[j] * y[e] : 0.0f) + residual[j], c[j / 2]);
+        const int e = 4 * i + j, r = j / 2;
+        const float ridge = lambda[j] < INFINITY ? lambda[j] : 0.0f;
+        c[r] = fmaf(x[e], fmaf(ridge, y[e], residual[j]), c[r]);
+        ridge_x[r] = fmaf(ridge * x[e], x[e], ridge_x[r]);
+        ridge_y[r] = fmaf(ridge * y[e], y[e], ridge_y[r]);
+        energy[r] = fmaf(y[e], target[j] - residual[j], energy[r]);
       }
     }
+    Pair<Size> x_size, y_size;
+    Pair<float> x_squared, y_squared;
+    sizes_of(x_size, x_squared, x);
+    sizes_of(y_size, y_squared, y);
+    const int key_exponent = 1 - exponent_above(head.key);  // of what undoes the keys' scale
+    const int key_norm = exponent_above(head.key_norm / head.key);
+    const int value_norm = value_norm_exponent(__uint_as_float(p.heads[b.head_index].largest_value), p.value_dim);
+    uint32_t most[kHeadBounds] = {};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      c[r] = quad_sum(c[r]);
+      c[r] = quad_sum(c[r]) * back;
+      ridge_x[r] = quad_sum(ridge_x[r]);
+      const float variance = quad_sum(energy[r]) - quad_sum(ridge_y[r]);
+      const RowExponents exponents = row_exponents(
+          start[r].q, start[r].g, x_size[r].largest, plus(y_size[r].largest, key_exponent), start[r].g_norm,
+          x_size[r].norm, plus(y_size[r].norm, key_exponent), key_norm, value_norm, start[r].rest);
+      const bool bad = solve.status[r] == LLA_ROW_NAN || x_size[r].largest == kNotFinite ||
+                       y_size[r].largest == kNotFinite || !finite(c[r]);
       if (!own_rows.exists[r]) continue;
-      const bool bad = solve.status[r] == LLA_ROW_NAN;
+      if (!bad) {
+        uint32_t bounds[kHeadBounds];
+        row_bounds(bounds, exponents);
+#pragma unroll
+        for (int f = 0; f < kHeadBounds; ++f) most[f] = max(most[f], bounds[f]);
+      }
       const int64_t index = row_index(p, b.block, own_rows.row[r]);
       float* const row = solve_params.y + index * kDim + lane.column;
       const float scale = bad ? NAN : back;
@@ -227,13 +409,24 @@ struct SolveConsumer : Consumer<Config> {
         *reinterpret_cast<float2*>(row + 8 * i) = make_float2(y[4 * i + 2 * r] * scale, y[4 * i + 2 * r + 1] * scale);
       }
       if (lane.column != 0) continue;
-      solve_params.c[index] = c[r] * scale;
+      RowSizes sizes;
+      sizes.alpha = bad ? kBadRow : static_cast<int16_t>(exponents.alpha);
+      sizes.beta = static_cast<int16_t>(exponents.beta);
+      sizes.tau = start[r].tau;
+      sizes.c = c[r];
+      // A row that was not solved has seen no curvature.
+      const bool low =
+          solve.iterations[r] == 0 || solve_params.low_parts.of_y(y_squared[r], solve.curvature[r], variance);
+      sizes.low = low ? INFINITY : solve_params.low_parts.least(x_squared[r], solve.curvature[r], ridge_x[r]);
+      if (bad) sizes.low = -INFINITY;
+      solve_params.sizes[index] = sizes;
       if (p.info.iterations != nullptr) p.info.iterations[index] = solve.iterations[r];
       if (p.info.residual != nullptr) {
         p.info.residual[index] = solve.rr_start[r] > 0 ? sqrtf(solve.rr[r] / solve.rr_start[r]) : 0.0f;
       }
       if (p.info.status != nullptr) p.info.status[index] = solve.status[r];
     }
+    raise_bounds(&solve_params.bounds[b.head_index], most);
   }
 
   __device__ __forceinline__ void run_item() {

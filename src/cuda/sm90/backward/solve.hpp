@@ -5,6 +5,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include "cuda/sm90/backward/exponents.hpp"
 #include "cuda/sm90/forward/params.hpp"
 
 namespace lla::cuda::sm90 {
@@ -12,9 +13,11 @@ namespace lla::cuda::sm90 {
 // The forward's parameters with `saved` as input and no output but the info; x and o are not used.
 struct SolveParams : ForwardParams {
   Rows g;
-  float* y;     // [row][padded]
-  float* c;     // [row]
-  float* rest;  // [row]: the weight of all keys but the heaviest
+  float* y;          // [row][padded]
+  RowStart* starts;  // [row], for the solve's own use
+  RowSizes* sizes;   // [row]
+  HeadBounds* bounds;
+  LowParts low_parts;
 };
 
 template <int kDim, bool kCached>

@@ -16,7 +16,9 @@ struct BackwardLayout {
   int64_t bounds, bounds_bytes;  // zeroed
   int64_t head_scales;
   int64_t rows, row_scales;  // constants, with one tile of rows to spare
-  int64_t y, c, rest;
+  int64_t sizes;
+  int64_t y, starts;
+  int64_t low;  // a flag per block of rows
   int64_t ridge_sums;
   int64_t operand[kQueryOperands];
   int64_t size;
@@ -36,9 +38,10 @@ struct BackwardLayout {
     head_scales = take(heads * 2 * 4);
     rows = take((p.rows() + spare) * static_cast<int64_t>(sizeof(RowConstants)));
     row_scales = take(p.rows() * 2 * 4);
+    sizes = take(p.rows() * static_cast<int64_t>(sizeof(RowSizes)));
     y = take(p.given_x() ? 0 : p.rows() * dim * 4);
-    c = take(p.given_x() ? 0 : p.rows() * 4);
-    rest = take(p.given_x() ? 0 : p.rows() * 4);
+    starts = take(p.given_x() ? 0 : p.rows() * static_cast<int64_t>(sizeof(RowStart)));
+    low = take(operand_blocks(shape) * 4);
     ridge_sums = take(operand_blocks(shape) * 4);
     const int64_t shared = at;
     for (int i = 0; i < kQueryOperands; ++i)

@@ -1,0 +1,118 @@
+// What the kernels share that go through query rows, a few threads a row, eight elements a thread.
+#pragma once
+
+#include "cuda/sm90/backward/bounds.cuh"
+#include "cuda/sm90/backward/operands.hpp"
+#include "cuda/sm90/rows.cuh"
+
+namespace lla::cuda::sm90 {
+
+inline constexpr int kOperandThreads = 256;
+inline constexpr float kLog2E = 1.44269504088896340736f;
+
+// The head and rows of a block.
+struct Place {
+  int32_t batch, head, key_head, statistics;
+  int32_t first, length_q, start_q;
+  int64_t row0;  // saved row of position 0 of the sequence
+
+  __device__ __forceinline__ explicit Place(const OperandParams& p) {
+    const Shape& s = p.shape;
+    const int32_t chunks = (s.seqlen_q + kOperandRows - 1) / kOperandRows;
+    const int32_t pair = blockIdx.x / chunks;
+    first = (blockIdx.x - pair * chunks) * kOperandRows;
+    batch = pair / s.heads_q;
+    head = pair - batch * s.heads_q;
+    key_head = head / s.group;
+    statistics = s.packed ? key_head : batch * p.heads_kv + key_head;
+    start_q = s.packed ? p.cu_q[batch] : 0;
+    length_q = s.packed ? p.cu_q[batch + 1] - start_q : s.seqlen_q;
+    row0 = s.packed ? int64_t{head} * s.total_q + start_q : (int64_t{batch} * s.heads_q + head) * s.seqlen_q;
+  }
+};
+
+// Eight elements of a row, zeros where it is not there or has ended. kFast: the row has 16-byte vectors, of f32 if
+// kWide and else of 16-bit numbers; then all rows fetched before the first is used are under way at once, which no test
+// of type or stride stands between. Otherwise any row is read as it comes.
+template <bool kFast, bool kWide>
+struct Eight {
+  uint4 vectors[kWide ? 2 : 1];
+
+  __device__ __forceinline__ void fetch(const Rows& rows, const Place& place, int32_t position, int column,
+                                        bool there) {
+    const auto* row = static_cast<const uint4*>(row_pointer(rows, place.batch, place.start_q + position, place.head));
+#pragma unroll
+    for (int i = 0; i < (kWide ? 2 : 1); ++i) {
+      vectors[i] = there ? __ldg(row + (kWide ? column / 4 : column / 8) + i) : make_uint4(0, 0, 0, 0);
+    }
+  }
+  __device__ __forceinline__ void get(float (&to)[8], const Rows& rows) const {
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(vectors);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if constexpr (kWide) {
+        to[i] = __uint_as_float(words[i]);
+      } else {
+        to[i] = widen16(static_cast<uint16_t>(words[i / 2] >> (i % 2 * 16)), rows.dtype);
+      }
+    }
+  }
+};
+template <bool kWide>
+struct Eight<false, kWide> {
+  float values[8];
+
+  __device__ __forceinline__ void fetch(const Rows& rows, const Place& place, int32_t position, int column,
+                                        bool there) {
+#pragma unroll
+    for (float& v : values) v = 0;
+    if (there) {
+      load_eight(values, row_pointer(rows, place.batch, place.start_q + position, place.head), column, rows);
+    }
+  }
+  __device__ __forceinline__ void get(float (&to)[8], const Rows&) const {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to[i] = values[i];
+  }
+};
+using SavedEight = Eight<true, true>;  // saved sections and y are dense f32
+
+// Whether rows can be taken as Eight<true, wide>.
+inline bool fast_rows(const Rows& rows, bool wide) { return rows.vectors && (rows.dtype == DType::f32) == wide; }
+
+template <int kLanes>
+__device__ __forceinline__ float row_sum(float x) {
+  for (int mask = kLanes / 2; mask > 0; mask /= 2) x += __shfl_xor_sync(0xffffffffu, x, mask);
+  return x;
+}
+template <int kLanes>
+__device__ __forceinline__ float row_max(float x) {
+  for (int mask = kLanes / 2; mask > 0; mask /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, mask));
+  return x;
+}
+
+__device__ __forceinline__ float largest_of(const float (&v)[8]) {
+  float m = 0;
+#pragma unroll
+  for (float x : v) m = fmaxf(m, fabsf(x));
+  return m;
+}
+
+__device__ __forceinline__ bool all_finite(const float (&v)[8]) {
+  bool ok = true;
+  for (float x : v) ok &= finite(x);
+  return ok;
+}
+
+template <int kLanes>
+__device__ __forceinline__ Size size_of(const float (&v)[8]) {
+  const float largest = row_max<kLanes>(largest_of(v));
+  const int e = exponent_above(largest);
+  const float down = power_of_two(-e);  // keeps the squares in range
+  float squares = 0;
+  for (float x : v) squares += (x * down) * (x * down);
+  squares = row_sum<kLanes>(squares);
+  return {e, plus(e, exponent_above(sqrtf(squares) * 1.0001f))};
+}
+
+}  // namespace lla::cuda::sm90
