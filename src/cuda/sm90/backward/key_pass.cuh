@@ -172,13 +172,41 @@ __device__ __forceinline__ void key_pass_producer(const KeyPassParams& p, typena
   }
 }
 
+// Constants of queries come from shared memory, which the products keep busy: they are read well before they are
+// needed.
+//
+// What makes weights of scores: logit and shift of a thread's 16 queries.
+struct LogitConstants {
+  float2 query[16];
+
+  __device__ __forceinline__ LogitConstants(const RowConstants* rows, int column) {
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      query[i] = *reinterpret_cast<const float2*>(&rows[8 * (i / 2) + column + i % 2].logit);
+    }
+  }
+};
+// The rest, of 4 queries: those of column blocks 2 kStep and 2 kStep + 1.
+struct StepConstants {
+  float4 head[4];  // a0, b0, inverse, minus_c
+  float2 tail[4];  // edge, inverse_ds
+
+  template <int kStep>
+  __device__ __forceinline__ void load(const RowConstants* rows, int column) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const RowConstants& row = rows[8 * (2 * kStep + i / 2) + column + i % 2];
+      head[i] = *reinterpret_cast<const float4*>(&row);
+      tail[i] = *reinterpret_cast<const float2*>(&row.edge);
+    }
+  }
+};
+
 // W as fp16 pairs of the two queries a thread holds side by side; word 2j + h is rows h of column block j.
-__device__ __forceinline__ void key_pass_weights(uint32_t (&w)[16], const float (&s)[32], const RowConstants* rows,
-                                                 int column) {
+__device__ __forceinline__ void key_pass_weights(uint32_t (&w)[16], const float (&s)[32], const LogitConstants& c) {
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    const float2 c0 = *reinterpret_cast<const float2*>(&rows[8 * j + column].logit);
-    const float2 c1 = *reinterpret_cast<const float2*>(&rows[8 * j + column + 1].logit);
+    const float2 c0 = c.query[2 * j], c1 = c.query[2 * j + 1];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       w[2 * j + h] =
@@ -202,7 +230,7 @@ struct KeyPassMask {
 template <bool kMasked, int kStep>
 __device__ __forceinline__ void key_pass_elements(uint32_t (&pa)[4], uint32_t (&pb)[4], uint32_t (&ds)[4],
                                                   const uint32_t (&w)[16], const float (&e)[32], const float (&b)[32],
-                                                  const RowConstants* rows, int column, const KeyPassMask& mask) {
+                                                  const StepConstants& constants, const KeyPassMask& mask) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     constexpr int kFirst = 2 * kStep;
@@ -210,9 +238,8 @@ __device__ __forceinline__ void key_pass_elements(uint32_t (&pa)[4], uint32_t (&
     float out_a[2][2], out_b[2][2], out_s[2][2];
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      const RowConstants& row = rows[8 * j + column + c];
-      const float4 head = *reinterpret_cast<const float4*>(&row);
-      const float2 tail = *reinterpret_cast<const float2*>(&row.edge);
+      const float4 head = constants.head[2 * i + c];
+      const float2 tail = constants.tail[2 * i + c];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float2 pair = unpack(w[2 * j + h]);
@@ -235,21 +262,24 @@ __device__ __forceinline__ void key_pass_elements(uint32_t (&pa)[4], uint32_t (&
   }
 }
 
-// 16 queries: their operands and the products that take them, which run while the next 16 are prepared.
+// 16 queries: their operands and the products that take them, which run while the next 16 are prepared. `constants` are
+// theirs, and then those of the next.
 template <class Config, int kStep>
 __device__ __forceinline__ void key_pass_step(float (&dk)[Config::kDim / 2], float (&dv)[Config::kDim / 2],
                                               const uint32_t (&w)[16], const float (&e)[32], const float (&b)[32],
-                                              const RowConstants* rows, int column, bool whole, const KeyPassMask& mask,
-                                              const __half* q, const __half* g, const __half* x, const __half* y) {
+                                              StepConstants& constants, const RowConstants* rows, int column,
+                                              bool whole, const KeyPassMask& mask, const __half* q, const __half* g,
+                                              const __half* x, const __half* y) {
   uint32_t pa[4], pb[4], ds[4];
   if (whole) {
-    key_pass_elements<false, kStep>(pa, pb, ds, w, e, b, rows, column, mask);
+    key_pass_elements<false, kStep>(pa, pb, ds, w, e, b, constants, mask);
   } else {
-    key_pass_elements<true, kStep>(pa, pb, ds, w, e, b, rows, column, mask);
+    key_pass_elements<true, kStep>(pa, pb, ds, w, e, b, constants, mask);
   }
   pin(pa);
   pin(pb);
   pin(ds);
+  if constexpr (kStep < 3) constants.load<kStep + 1>(rows, column);
   mma_fence();
   product_step<Config::kDim, kQueryTile>(dv, pa, g, kStep);
   if constexpr (Config::kSolve) product_step<Config::kDim, kQueryTile>(dk, pa, y, kStep);
@@ -317,9 +347,10 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& p, typena
       product_transposed<kDim, 64, true>(e, keys, low_tile(Config::kXLow));
     }
     mma_commit();
+    const LogitConstants logits(rows, lane.column);
     mma_wait<1>();
     pin(s);
-    key_pass_weights(w, s, rows, lane.column);
+    key_pass_weights(w, s, logits);
     pin(w);
     wait(Config::kG);
     if constexpr (Config::kSolve) {
@@ -336,6 +367,8 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& p, typena
       }
     }
     mma_commit();
+    StepConstants constants;
+    constants.load<0>(rows, lane.column);
     mma_wait<0>();
     pin(e);
     pin(s);
@@ -349,8 +382,8 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& p, typena
     const bool whole = nearest >= mask.low && farthest <= mask.high && first_query + kQueryTile <= block.length_q &&
                        first_key + 64 <= block.length_k;
     const auto run = [&]<int kStep>() {
-      key_pass_step<Config, kStep>(dk, dv, w, e, s, rows, lane.column, whole, mask, tile(Config::kQ), tile(Config::kG),
-                                   tile(Config::kXHigh), tile(Config::kYHigh));
+      key_pass_step<Config, kStep>(dk, dv, w, e, s, constants, rows, lane.column, whole, mask, tile(Config::kQ),
+                                   tile(Config::kG), tile(Config::kXHigh), tile(Config::kYHigh));
     };
     run.template operator()<0>();
     run.template operator()<1>();

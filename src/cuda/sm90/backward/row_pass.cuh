@@ -8,6 +8,7 @@
 #include "cuda/common/runtime.hpp"
 #include "cuda/sm90/backward/key_pass.cuh"
 #include "cuda/sm90/backward/row_pass.hpp"
+#include "cuda/sm90/forward/rows_io.cuh"
 #include "cuda/sm90/rows.cuh"
 #include "cuda/sm90/scale.hpp"
 
@@ -153,18 +154,26 @@ __device__ __forceinline__ void row_pass_elements(uint32_t (&ut)[4], uint32_t (&
   }
 }
 
-// sum (u k) in units of the scaled keys, minus (row sum) x (mean key), times `scale`; written by `put(column, x, y)`.
-template <int kDim, class Put>
-__device__ __forceinline__ void finish_row(const float (&accumulator)[kDim / 2], int h, float row_sum, float key_scale,
-                                           float scale, const float* mean, int dim, int column, const Put& put) {
+// Half of a thread's pairs of two fp32 rows; zeros beyond `dim`.
+template <int kDim>
+__device__ __forceinline__ void load_half_rows(float (&to)[kDim / 4], const float* const (&row)[2], int half, int dim,
+                                               int column) {
 #pragma unroll
-  for (int j = 0; j < kDim / 8; ++j) {
-    const int c = 8 * j + column;
-    if (c < dim) {
-      const float2 m = *reinterpret_cast<const float2*>(mean + c);
-      put(c, fmaf(accumulator[4 * j + 2 * h], key_scale, -row_sum * m.x) * scale,
-          fmaf(accumulator[4 * j + 2 * h + 1], key_scale, -row_sum * m.y) * scale);
-    }
+  for (int i = 0; i < kDim / 8; ++i) {
+    const int at = half * (kDim / 2) + 8 * (i / 2) + column;
+    const float2 v = at < dim ? __ldg(reinterpret_cast<const float2*>(row[i & 1] + at)) : make_float2(0, 0);
+    to[2 * i] = v.x, to[2 * i + 1] = v.y;
+  }
+}
+
+// (sum (u k) in units of the scaled keys - (row sum) x (mean key)) scale, for half of the columns.
+template <int kDim>
+__device__ __forceinline__ void centre_half(float (&sums)[kDim / 2], const float (&mean)[kDim / 4], int half,
+                                            const float (&row_sum)[2], float key_scale, const float (&scale)[2]) {
+#pragma unroll
+  for (int e = 0; e < kDim / 4; ++e) {
+    float& sum = sums[half * (kDim / 4) + e];
+    sum = fmaf(sum, key_scale, -row_sum[row_of(e)] * mean[e]) * scale[row_of(e)];
   }
 }
 
@@ -287,46 +296,54 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
     at.advance(2);
   }
 
-  const float key_scale = 1.f / power_of_two_scale(__uint_as_float(p.heads[rb.statistics].largest_key));
+  const OwnRows own_rows(rb.block, first_row, lane);
+  const int64_t row0 = rb.query_row - rb.block.first_row;
+  const int64_t at_row[2] = {row0 + own_rows.row[0], row0 + own_rows.row[1]};
+  float2 undo[2];  // 1 / (alpha beta), 1 / beta
+  float inverse[2], scale_t[2], scale_q[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const int32_t position = first_row + lane.row + 8 * h;
-    const float total_t = quad_sum(sum_t[h]), total_q = quad_sum(sum_q[h]), total_b = quad_sum(sum_b[h]);
-    if (position >= rb.block.length_q) continue;
-    const int64_t r = saved_row + 8 * h;
-    const float* mean = p.mean_k + r * p.dim;
-    const float2 undo = *reinterpret_cast<const float2*>(p.row_scales + 2 * r);  // 1 / (alpha beta), 1 / beta
-    const float inverse = p.rows[r].inverse * 0x1p-15f;
-    const int64_t at_position = rb.block.start_q + position;
-    if constexpr (!Config::kSolve) {
-      if (p.dx.data != nullptr) {
-        void* to = row_address(p.dx, rb.block.batch, at_position, rb.block.head);
-        finish_row<kDim>(target, h, total_t, key_scale, inverse * undo.y, mean, p.dim, lane.column,
-                         [&](int c, float x, float y) { store_pair(to, p.dx, c, x, y); });
-      }
-    }
-    // For the key pass, whose sums cannot see it: what rounding left of the sums of P b and dS over the keys, both
-    // zero.
-    if (lane.column == 0) {
-      const float excess = total_b * inverse;      // of P b'; moves b' ...
-      const float c = excess * (undo.y / undo.x);  // ... and so c', by the sum of P a' times it
-      p.rows[r].b0 = row.b0[h] - excess;
-      p.rows[r].minus_c = Config::kSolve ? row.minus_c[h] - 2.f * total_q * inverse + c : c - total_q * inverse;
-      if (row.end[h] - row.begin[h] == 1 && finite(row.b0[h])) {  // one key: a is 1 and b is 0, to the last bit
-        p.rows[r].edge = p.rows[r].b0 = p.rows[r].minus_c = 0.f;
-        p.rows[r].a0 = undo.y / undo.x;
-      }
-    }
-    if (p.dq.data != nullptr) {
-      void* to = row_address(p.dq, rb.block.batch, at_position, rb.block.head);
-      const float* solved = p.y + r * kDim;
-      const float factor = p.scale * inverse * undo.x * (Config::kSolve ? 2.f : 1.f);
-      finish_row<kDim>(dq, h, total_q, key_scale, factor, mean, p.dim, lane.column, [&](int c, float x, float y) {
-        const float2 add = Config::kSolve ? *reinterpret_cast<const float2*>(solved + c) : make_float2(0, 0);
-        store_pair(to, p.dq, c, x + add.x, y + add.y);
-      });
+    undo[h] = reinterpret_cast<const float2*>(p.row_scales)[at_row[h]];
+    inverse[h] = p.rows[at_row[h]].inverse * 0x1p-15f;
+    sum_t[h] = quad_sum(sum_t[h]), sum_q[h] = quad_sum(sum_q[h]), sum_b[h] = quad_sum(sum_b[h]);
+    scale_t[h] = inverse[h] * undo[h].y;
+    scale_q[h] = p.scale * inverse[h] * undo[h].x * (Config::kSolve ? 2.f : 1.f);
+  }
+  const float key_scale = 1.f / power_of_two_scale(__uint_as_float(p.heads[rb.statistics].largest_key));
+  // For the key pass, whose sums cannot see it: what rounding left of the sums of P b and dS over the keys, both zero.
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    if (lane.column != 0 || !own_rows.exists[h]) continue;
+    RowConstants& to = p.rows[at_row[h]];
+    const float excess = sum_b[h] * inverse[h];        // of P b'; moves b' ...
+    const float c = excess * (undo[h].y / undo[h].x);  // ... and so c', by the sum of P a' times it
+    to.b0 = row.b0[h] - excess;
+    to.minus_c = Config::kSolve ? row.minus_c[h] - 2.f * sum_q[h] * inverse[h] + c : c - sum_q[h] * inverse[h];
+    if (row.end[h] - row.begin[h] == 1 && finite(row.b0[h])) {  // one key: a is 1 and b is 0, to the last bit
+      to.edge = to.b0 = to.minus_c = 0.f;
+      to.a0 = undo[h].y / undo[h].x;
     }
   }
+  // Half of the columns at a time: all their reads are under way at once, and the registers are there.
+  const float* const means[2] = {p.mean_k + at_row[0] * p.dim, p.mean_k + at_row[1] * p.dim};
+  const float* const solved[2] = {p.y + at_row[0] * kDim, p.y + at_row[1] * kDim};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float mean[kDim / 4], y[Config::kSolve ? kDim / 4 : 1];
+    load_half_rows<kDim>(mean, means, half, p.dim, lane.column);
+    if constexpr (Config::kSolve) load_half_rows<kDim>(y, solved, half, p.dim, lane.column);
+    if constexpr (Config::kTarget) centre_half<kDim>(target, mean, half, sum_t, key_scale, scale_t);
+    centre_half<kDim>(dq, mean, half, sum_q, key_scale, scale_q);
+    if constexpr (Config::kSolve) {
+#pragma unroll
+      for (int e = 0; e < kDim / 4; ++e) dq[half * (kDim / 4) + e] += y[e];
+    }
+    keep_order();
+  }
+  if constexpr (Config::kTarget) {
+    if (p.dx.data != nullptr) store_output<kDim>(p.dx, target, p.dim, rb.block, own_rows, lane);
+  }
+  if (p.dq.data != nullptr) store_output<kDim>(p.dq, dq, p.dim, rb.block, own_rows, lane);
 }
 
 template <int kDim, bool kSolve>

@@ -15,7 +15,11 @@ template <class Config>
 struct SolveProducer : Producer<Config> {
   __device__ __forceinline__ void run_item(int64_t item, int parity) {
     const ForwardBlock b = this->block(item);
-    this->stream_all(b, true);
+#pragma unroll 1
+    for (int i = 0; i < b.tiles.count(); ++i) {
+      this->load(this->values, b, i);
+      this->load(this->keys, b, i);
+    }
     bool wanted[Config::kMembers];
     const bool more = this->another_pass(wanted);
     const int live = this->t.live[parity].total(b.tiles.count());
@@ -40,7 +44,8 @@ struct SolveConsumer : Consumer<Config> {
   const SolveParams& solve_params;
 
   // t: sums over keys of U k, U = W (gamma - tau) with the scale and centre of `d`; G lies where residuals will. Finds
-  // the largest weights on the way. Tiles come as K0 V0 K1 V1 ...
+  // the largest weights on the way. Tiles come as V0 K0 V1 K1 ...: with values first, a ring of three has room for the
+  // next tile's values and keys beside this tile's keys.
   __device__ __forceinline__ void target_pass(Vector& target, Pair<float>& sums, Pair<float>& largest,
                                               const Direction& d) {
     __half2 most[2] = {};
@@ -76,9 +81,8 @@ struct SolveConsumer : Consumer<Config> {
     mma_commit();
   }
 
-  // The next tile's scores are issued before this tile's U K, behind which its exponentials hide; then its G Vᵀ, behind
-  // which the weights are stored. Key and value of the next tile are never waited for together: a ring of three has no
-  // room for both beside this tile's key.
+  // As in the passes of the solve: the next tile's scores and G Vᵀ are issued first, this tile's U K once the next
+  // weights are made.
   __device__ __forceinline__ void whole_target(Vector& target, Pair<float>& sums, __half2 (&most)[2],
                                                const Direction& d, TileRange own) {
     const TileRange clear = uniform(this->tiles().clear);
@@ -87,46 +91,45 @@ struct SolveConsumer : Consumer<Config> {
     define(scores);
     define(gamma);
     int tile = own.begin;
-    Slot key = next.take(), value = next.take();
+    Slot value = next.take(), key = next.take();
+    t.ring.wait(value);
     t.ring.wait(key);
     mma_fence();
     this->issue_logits(scores, key);
-    mma_wait<0>();
+    issue_gamma(gamma, value);
+    mma_wait<1>();
     this->exponentiate(scores, tile, clear);
     pack_scores<kKeys>(w, scores);
+    take_gamma<0>(gamma, w, d, value);
+    pack_scores<kKeys>(u, gamma);
     while (true) {
-      pin(w);
-      t.ring.wait(value);
-      mma_fence();
-      issue_gamma(gamma, value);
+      pin(u);
       this->keep_weights(w, tile);
       keep_largest(most, w);
-      pin(w);
-      this->finish_before(value);
-      mma_wait<0>();
-      pin(gamma);
-      t.ring.release(value);
-      weight_scores<kKeys>(gamma, w, d.scale, d.centre);
-      pack_scores<kKeys>(u, gamma);
-      pin(u);
       if (++tile == own.end) break;
-      const Slot next_key = next.take();
-      t.ring.wait(next_key);
+      value = next.take();
+      const Slot after = next.take();
+      t.ring.wait(value);
+      t.ring.wait(after);
       mma_fence();
-      this->issue_logits(scores, next_key);
-      product<kDim, kKeys>(target, u, this->tile_at(key));
-      mma_commit();
+      this->issue_logits(scores, after);
+      issue_gamma(gamma, value);
       add_row_sums<kKeys>(sums, u);
       pin(sums);
       mma_wait<1>();
       this->exponentiate(scores, tile, clear);
-      this->finish_before(key);
-      mma_wait<0>();
-      pin(scores);
-      t.ring.release(key);
       pack_scores<kKeys>(w, scores);
-      key = next_key;
-      value = next.take();
+      pin(w);
+      this->finish_before(key);
+      mma_fence();
+      product<kDim, kKeys>(target, u, this->tile_at(key));
+      mma_commit();
+      take_gamma<1>(gamma, w, d, value);
+      mma_wait<0>();
+      pin(gamma);
+      t.ring.release(key);
+      pack_scores<kKeys>(u, gamma);  // not before: the product that has just ended was reading u
+      key = after;
     }
     mma_fence();
     product<kDim, kKeys>(target, u, this->tile_at(key));
@@ -137,13 +140,23 @@ struct SolveConsumer : Consumer<Config> {
     pin(target);
     t.ring.release(key);
   }
+  // Gamma becomes U, not yet rounded, once it is there. kBehind: groups of products committed after it.
+  template <int kBehind>
+  __device__ __forceinline__ void take_gamma(Scores& gamma, const Words& w, const Direction& d, const Slot& value) {
+    mma_wait<kBehind>();
+    pin(gamma);
+    weight_scores<kKeys>(gamma, w, d.scale, d.centre);
+    pin(gamma);
+    this->finish_before(value);
+    t.ring.release(value);
+  }
 
   // The same with U in two parts, one tile after the other: for rows with few keys.
   __device__ __forceinline__ void split_target(Vector& target, Pair<float>& sums, __half2 (&most)[2],
                                                const Direction& d, TileRange own) {
     const TileRange clear = uniform(this->tiles().clear);
     for (int tile = own.begin; tile < own.end; ++tile) {
-      const Slot key = next.take(), value = next.take();
+      const Slot value = next.take(), key = next.take();
       Words w;
       Scores scores, gamma;
       define(scores);
