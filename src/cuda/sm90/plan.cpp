@@ -26,7 +26,7 @@ int resident_blocks(const Problem& p, const core::Machine& m, int rows) {
 }
 
 int64_t cached_bytes(const Problem& p, const core::Machine& m) {
-  return cached_weights_per_block(p) * resident_blocks(p, m, item_rows(true));
+  return cached_weights_per_block(p) * resident_blocks(p, m, kGroupRows);
 }
 
 // With x given nothing is solved, and no pass repeats another's weights.
@@ -85,7 +85,7 @@ core::Plan plan(const Problem& p, const core::Machine& m) {
   core::Plan plan;
   plan.solver = Solver::cg;
   plan.cached_weights = cache_weights(p, m);
-  plan.block_rows = p.given_x() ? kBlockRows : item_rows(plan.cached_weights);
+  plan.block_rows = p.given_x() ? kBlockRows : kGroupRows;
   plan.workers = resident_blocks(p, m, static_cast<int>(plan.block_rows));
   const int dim = padded_dim(p.dim, p.value_dim);
   const bool backward = p.operation == core::Operation::backward;

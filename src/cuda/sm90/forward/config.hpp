@@ -11,26 +11,21 @@ namespace lla::cuda::sm90 {
 // (dim / 2), the direction and packed U (dim / 4, keys / 4). D = 128: 196 with 80 keys, of 240. D = 64: 208 with 128.
 constexpr int tile_keys(int dim) { return dim == 128 ? 80 : 128; }
 
-// Queries of a work item: see kMembers below.
-constexpr int item_rows(bool cached) { return cached ? kBlockRows : kGroupRows; }
-
 template <int kDim_, bool kCached_>
 struct ForwardConfig {
   static constexpr int kDim = kDim_;
   static constexpr bool kCached = kCached_;  // weights kept in the workspace instead of recomputed in every pass
   static constexpr int kKeys = tile_keys(kDim);
   static constexpr int kGroups = 2;  // consumer warpgroups, 64 queries each
-  // Warpgroups that share a stream of tiles, and with it an item. Cached weights are bound by what L2 delivers, so keys
-  // are fetched once for both. Recomputed ones are bound by the tensor cores: each warpgroup has its own stream and
-  // item, so that one multiplies while the other works on its vectors.
-  static constexpr int kMembers = kCached ? 2 : 1;
+  // Warpgroups that share a stream of tiles, and with it an item: each has its own, so that one multiplies while the
+  // other works on its vectors. (Sharing them halves what is read of the keys and costs a tenth of the time.)
+  static constexpr int kMembers = 1;
   static constexpr int kStreams = kGroups / kMembers;
-  static constexpr int kItemRows = item_rows(kCached);
-  // Shared memory is full. D = 128: 4 x 20 KiB of tiles and 2 x 4 x 10 of weights, or 2 x 3 x 20 of tiles and 32 of
-  // queries; 64 of residuals. D = 64: 4 x 16 of tiles and 2 x 4 x 16 of weights, or 2 x 4 x 16 of tiles and 16 of
-  // queries; 32.
-  static constexpr int kStages = kDim == 128 && !kCached ? 3 : 4;  // of a stream
-  static constexpr int kWeightStages = kCached ? 4 : 0;            // of a warpgroup
+  static constexpr int kItemRows = kMembers * kGroupRows;
+  // Shared memory is full. D = 128: 2 x 3 x 20 KiB of tiles, 64 of residuals, and 2 x 2 x 10 of weights or 32 of
+  // queries. D = 64: 2 x 3 x 16 of tiles and 2 x 3 x 16 of weights, or 2 x 4 x 16 of tiles and 16 of queries; 32.
+  static constexpr int kStages = kDim == 128 || kCached ? 3 : 4;            // of a stream
+  static constexpr int kWeightStages = !kCached ? 0 : kDim == 128 ? 2 : 3;  // of a warpgroup
   static constexpr int kTileElements = kKeys * kDim;
   static constexpr int kThreads = (kGroups + 1) * 128;
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;  // of the 168 a thread starts with
