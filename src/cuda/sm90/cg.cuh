@@ -41,37 +41,64 @@ struct Solve {
   Pair<bool> active;
 };
 
-// A pass over the keys needs every register: what it does not use waits in scratch memory, a quarter of the two rows'
-// state in each thread of a quad.
+// A pass over the keys needs every register: what it does not use of the rows' state waits in scratch memory, two
+// vectors a row: what the end of a step changes, and the rest. All threads of a quad read those of both rows.
 struct SolveMemory {
-  __device__ __forceinline__ static void store(float4* to, const Solve& s, const Lane& lane) {
-    float4 part[4];
+  using Words = float4[2][2];
+
+  __device__ __forceinline__ static void store(float4* group, const Solve& s, const Lane& lane) {
+    store_changed(group, s, lane);
+    *place(group, 1, second(lane), lane) =
+        make_float4(own(s.rr_start, lane), own(s.omega, lane), own(s.ridge, lane), own(s.curvature, lane));
+    __syncwarp();
+  }
+  __device__ __forceinline__ static void store_curvature(float4* group, const Pair<float>& curvature,
+                                                         const Lane& lane) {
+    __syncwarp();  // all have read
+    place(group, 1, second(lane), lane)->w = own(curvature, lane);
+  }
+  __device__ __forceinline__ static void store_changed(float4* group, const Solve& s, const Lane& lane) {
+    Pair<float> flags;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const uint32_t exponent = __float_as_uint(s.inverse[r]) >> 23;
-      const uint32_t flags =
-          static_cast<uint32_t>(s.iterations[r]) << 11 | exponent << 3 | s.status[r] << 1 | s.active[r];
-      part[2 * r] = make_float4(s.rr[r], s.rr_start[r], s.curvature[r], __uint_as_float(flags));
-      part[2 * r + 1] = make_float4(s.omega[r], s.ridge[r], s.norm_squared[r], s.rp[r]);
+      flags[r] = __uint_as_float(static_cast<uint32_t>(s.iterations[r]) << 11 | exponent << 3 | s.status[r] << 1 |
+                                 s.active[r]);
     }
-    const int t = lane.column / 2;
-    *to = t == 0 ? part[0] : t == 1 ? part[1] : t == 2 ? part[2] : part[3];
+    *place(group, 0, second(lane), lane) =
+        make_float4(own(s.rr, lane), own(s.norm_squared, lane), own(s.rp, lane), own(flags, lane));
+    __syncwarp();
   }
-  __device__ __forceinline__ static void load(const float4* from, Solve& s, const Lane& lane) {
-    unpack(*from, s, lane);
+  __device__ __forceinline__ static void fetch(Words& words, const float4* group, const Lane& lane) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) words[i / 2][i % 2] = *place(group, i / 2, i % 2, lane);
   }
-  __device__ __forceinline__ static void unpack(const float4& mine, Solve& s, const Lane& lane) {
-    const int quad = lane.thread % 32 & ~3;
-    const auto fetch = [&](float v, int t) { return __shfl_sync(0xffffffffu, v, quad + t); };
+  __device__ __forceinline__ static void unpack(const Words& words, Solve& s) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      s.rr[r] = fetch(mine.x, 2 * r), s.rr_start[r] = fetch(mine.y, 2 * r), s.curvature[r] = fetch(mine.z, 2 * r);
-      const uint32_t flags = __float_as_uint(fetch(mine.w, 2 * r));
+      const float4 &a = words[0][r], &b = words[1][r];
+      const uint32_t flags = __float_as_uint(a.w);
+      s.rr[r] = a.x, s.norm_squared[r] = a.y, s.rp[r] = a.z;
       s.iterations[r] = static_cast<int>(flags >> 11), s.status[r] = flags >> 1 & 3, s.active[r] = flags & 1;
       s.inverse[r] = __uint_as_float((flags >> 3 & 255) << 23);
-      s.omega[r] = fetch(mine.x, 2 * r + 1), s.ridge[r] = fetch(mine.y, 2 * r + 1);
-      s.norm_squared[r] = fetch(mine.z, 2 * r + 1), s.rp[r] = fetch(mine.w, 2 * r + 1);
+      s.rr_start[r] = b.x, s.omega[r] = b.y, s.ridge[r] = b.z, s.curvature[r] = b.w;
     }
+  }
+  __device__ __forceinline__ static void load(const float4* group, Solve& s, const Lane& lane) {
+    Words words;
+    fetch(words, group, lane);
+    unpack(words, s);
+  }
+
+ private:
+  // Two threads of a quad write the first row's, two the second's.
+  __device__ __forceinline__ static bool second(const Lane& lane) { return lane.column & 2; }
+  __device__ __forceinline__ static float own(const Pair<float>& of, const Lane& lane) {
+    return second(lane) ? of[1] : of[0];
+  }
+  template <class Word>
+  __device__ __forceinline__ static Word* place(Word* group, int vector, int row, const Lane& lane) {
+    return group + (2 * vector + row) * (kGroupRows / 2) + lane.thread / 4;
   }
 };
 
@@ -87,10 +114,10 @@ __device__ __forceinline__ float fast_sqrt(float x) {
   asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-__device__ __forceinline__ float fast_divide(float a, float b) {
-  float inverse;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(b));
-  return a * inverse;
+__device__ __forceinline__ float fast_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
 }
 __device__ __forceinline__ float inverse_power_of_two(float x) {
   return __uint_as_float((254u << 23) - __float_as_uint(x));
@@ -175,7 +202,26 @@ struct StepLimits {
 struct Vectors {
   float* r;             // in shared memory
   float* x;             // in global memory, only added to
-  const float* ridges;  // λ per dimension (+inf: projected out); null where a row has one λ
+  const float* ridges;  // in global memory: λ per dimension (+inf: projected out)
+  bool per_dim;         // whether there are any
+};
+
+// What a step reads beside the product and the direction. A pass asks for it while its last product is under way, but
+// only into L1, which has room for it: registers that are loaded at the end of every run of tiles are spilled.
+template <int kDim>
+struct StepInputs {
+  float4* state;
+  const uint4* mean;
+
+  __device__ __forceinline__ void prefetch(const Lane& lane) const {
+    constexpr int kSectors = 16;  // of 32 bytes: a warp's part of a vector of the mean key, or its rows' state
+    const int warp = lane.thread / 32, half = lane.thread / kSectors % 2, sector = lane.thread % kSectors;
+    touch(state + sector / 4 * (kGroupRows / 2) + warp * 8 + sector % 4 * 2);
+#pragma unroll
+    for (int i = 0; i < Fragment<kDim>::kHalfVectors; i += 2) {
+      touch(mean + (i + half) * kWarpgroup + warp * 32 + sector * 2);
+    }
+  }
 };
 
 // x += step of one thread's four elements: nothing waits for it, and no other thread touches them.
@@ -187,11 +233,11 @@ __device__ __forceinline__ void add_to(float4* to, float a, float b, float c, fl
 // Of the largest λ in units of the data part: beyond, x is zero to rounding, and p·Ap would overflow.
 inline constexpr float kLargestRidge = 0x1p80f;
 
-// product += Λ p with a λ per dimension, in units of the data part, and p·Λp. Where λ is +inf the product is zero; the
-// mean key is too.
+// product += Λ p with a λ per dimension, in units of the data part. Where λ is +inf the product is zero; the mean key
+// is too.
 template <int kDim>
-__device__ __forceinline__ void add_ridges(float (&product)[kDim / 2], uint32_t (&p)[kDim / 4], Pair<float>& curvature,
-                                           const float* ridges, const Pair<float>& inverse_scale, const Lane& lane) {
+__device__ __forceinline__ void add_ridges(float (&product)[kDim / 2], const uint32_t (&p)[kDim / 4],
+                                           const float* ridges, const Pair<float>& units, const Lane& lane) {
 #pragma unroll
   for (int i = 0; i < kDim / 8; ++i) {
     if (i % 4 == 0) keep_order();
@@ -200,132 +246,153 @@ __device__ __forceinline__ void add_ridges(float (&product)[kDim / 2], uint32_t 
     const float l[4] = {l4.x, l4.y, l4.z, l4.w}, v[4] = {v0.x, v0.y, v1.x, v1.y};
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float scaled = fminf(l[j] * inverse_scale[j / 2], kLargestRidge);
+      const float scaled = fminf(l[j] * units[j / 2], kLargestRidge);
       product[4 * i + j] = l[j] == INFINITY ? 0.0f : fmaf(scaled, v[j], product[4 * i + j]);
-      curvature[j / 2] = l[j] == INFINITY ? curvature[j / 2] : fmaf(scaled * v[j], v[j], curvature[j / 2]);
     }
   }
-  forget(p);
 }
 
-// p·product of a thread's elements.
+// The power of two s with s² square in [2^28, 2^30); exponents as in power_of_two_scale.
+__device__ __forceinline__ float scale_of_square(float square) {
+  const int exponent = (static_cast<int>(__float_as_uint(square) >> 23) - 127) >> 1;
+  return __uint_as_float(static_cast<uint32_t>(min(max(14 - exponent, -62), 62) + 127) << 23);
+}
+
+// One step from product = Σ U k and its row sums: A p = (product - sums mean) / units + Λ p.
+// p holds the direction, and then the next one. Updates x, r and the rows' state, which goes back to memory. Returns
+// whether a row goes on.
+//
+// What the next pass needs of the new direction p' = s (r + β p) beside its words, |p'|², r·p' and p'·mean, would take
+// three dot products at the very end. It follows from r·r, r·p and r·mean instead, which come with the work on r.
+// Rounding p' to fp16 is left out of it: 2^-12 of every element, of random sign. In p·mean that would add up, but the
+// row sums say how far off it was. (r·p is zero but for rounding. Taken to be zero, |p'|² drifts off where λ is 0.)
 template <int kDim>
-__device__ __forceinline__ void dot_direction(Pair<float>& dots, const float (&product)[kDim / 2],
-                                              uint32_t (&p)[kDim / 4]) {
-  dots[0] = dots[1] = 0;
+__device__ __forceinline__ bool step(const StepInputs<kDim>& in, float (&product)[kDim / 2], const Pair<float>& sums,
+                                     uint32_t (&p)[kDim / 4], Direction& d, const Vectors& at, const Lane& lane,
+                                     float key_scale, float largest_key_norm, const StepLimits& limits) {
+  constexpr int kQuads = kDim / 8;
+  SolveMemory::Words state;
+  SolveMemory::fetch(state, in.state, lane);
+  uint32_t mean[kDim / 4];
+  Fragment<kDim>::load_half(mean, in.mean, lane.thread);
+  float4* const residuals = reinterpret_cast<float4*>(at.r) + lane.thread;
+  float4* const xs = reinterpret_cast<float4*>(at.x) + lane.thread;
+  if (at.per_dim) {
+    Solve s;
+    SolveMemory::unpack(state, s);
+    const float squared = key_scale * key_scale;
+    const Pair<float> units = {squared * (s.omega[0] * d.scale[0]), squared * (s.omega[1] * d.scale[1])};
+    add_ridges<kDim>(product, p, at.ridges, units, lane);
+    forget(p);
+  }
+  float4 old = *residuals;
+
+  // Of dot products there are two chains each: one would take four cycles an element.
+  float v[kDim / 2];
+  float parts[2][2] = {};  // of p·product
 #pragma unroll
   for (int i = 0; i < kDim / 4; ++i) {
-    const float2 v = unpack(p[i]);
-    dots[i & 1] = fmaf(v.x, product[2 * i], fmaf(v.y, product[2 * i + 1], dots[i & 1]));
+    const float2 words = unpack(p[i]);
+    v[2 * i] = words.x, v[2 * i + 1] = words.y;
+    parts[i & 1][0] = fmaf(words.x, product[2 * i], parts[i & 1][0]);
+    parts[i & 1][1] = fmaf(words.y, product[2 * i + 1], parts[i & 1][1]);
   }
-  forget(p);
-}
 
-// One step from product = Σ U k and its row sums: A p = data_scale (product - sums mean) + Λ p.
-// p holds the direction, and then the next one. `curvature`: a thread's part of p·product, taken while what is loaded
-// here and by the caller was under way. Updates x, r and the rows' state.
-template <int kDim>
-__device__ __forceinline__ void step(Solve& s, float (&product)[kDim / 2], Pair<float>& curvature,
-                                     const Pair<float>& sums, const Pair<float>& data_scale, uint32_t (&mean)[kDim / 4],
-                                     uint32_t (&p)[kDim / 4], const Vectors& at, const Lane& lane,
-                                     float largest_key_norm, const StepLimits& limits, Direction& d) {
-  constexpr int kWords = kDim / 4, kQuads = kDim / 8;
-  // Everything in units of the data part: the scale comes in with the step length.
-  Pair<float> ridge, inverse_scale;
+  // Everything in units of the data part.
+  Solve s;
+  SolveMemory::unpack(state, s);
+  Pair<float> units, ridge, pm, curvature;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    inverse_scale[h] = data_scale[h] > 0 ? fast_divide(1.0f, data_scale[h]) : 0.0f;
-    ridge[h] = at.ridges == nullptr ? fminf(s.ridge[h] * inverse_scale[h], kLargestRidge) : 0.0f;
+    const float weights = s.omega[h] * d.scale[h];
+    units[h] = key_scale * key_scale * weights;
+    ridge[h] = at.per_dim ? 0.0f : fminf(s.ridge[h] * units[h], kLargestRidge);
+    pm[h] =
+        d.scale[h] > 0 ? fmaf(sums[h], fast_reciprocal(weights), d.centre[h] * inverse_power_of_two(d.scale[h])) : 0.0f;
+    curvature[h] = parts[h][0] + parts[h][1];
   }
-  if (at.ridges != nullptr) add_ridges<kDim>(product, p, curvature, at.ridges, inverse_scale, lane);
 
-  Pair<float> alpha, residual_step;
+  Pair<float> alpha, along_product, along_mean, along_p;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     // p·(product - sums mean + λ p), of which p·mean and |p|² are known.
-    const float dot_mean = d.scale[h] > 0 ? d.centre[h] * inverse_power_of_two(d.scale[h]) : 0.0f;
-    const float pap =
-        fmaf(ridge[h], s.norm_squared[h], fmaf(-sums[h], dot_mean, quad_sum(curvature[h]))) * data_scale[h];
-    const float relative = fast_divide(pap, s.norm_squared[h]);
-    s.curvature[h] = fmaxf(s.curvature[h], relative);
-    alpha[h] = fast_divide(s.rp[h], pap);
-    if (s.active[h] &&
-        !(relative > least_curvature(s.ridge[h], s.curvature[h]) * s.curvature[h] && fabsf(alpha[h]) < 0x1p126f)) {
-      s.active[h] = false;
-      s.status[h] = LLA_ROW_BREAKDOWN;
-    }
-    if (!s.active[h]) alpha[h] = 0;
-    residual_step[h] = -alpha[h] * data_scale[h];
-    s.iterations[h] += s.active[h];
+    const float pap = fmaf(ridge[h], s.norm_squared[h], fmaf(-sums[h], pm[h], quad_sum(curvature[h])));
+    const float relative = pap * fast_reciprocal(units[h] * s.norm_squared[h]);
+    const float largest = fmaxf(s.curvature[h], relative);
+    const float length = s.rp[h] * fast_reciprocal(pap);
+    alpha[h] = length * units[h];
+    const bool good =
+        s.active[h] && relative > least_curvature(s.ridge[h], largest) * largest && fabsf(alpha[h]) < 0x1p126f;
+    s.status[h] = s.active[h] && !good ? LLA_ROW_BREAKDOWN : s.status[h];
+    s.curvature[h] = largest;
+    s.active[h] = good;
+    s.iterations[h] += good;
+    // A row that stands still keeps its residual: everything here is finite, and zero times it is zero.
+    alpha[h] = good ? alpha[h] : 0.0f;
+    along_product[h] = good ? -length : 0.0f;
+    along_mean[h] = -along_product[h] * sums[h];
+    along_p[h] = along_product[h] * ridge[h];
   }
+  SolveMemory::store_curvature(in.state, s.curvature, lane);
 
-  float4* const residuals = reinterpret_cast<float4*>(at.r) + lane.thread;
-  float4* const xs = reinterpret_cast<float4*>(at.x) + lane.thread;
-  Pair<float> rr = {0, 0};
+  float squares[2][2] = {}, with_p[2][2] = {}, with_mean[2][2] = {};
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
-    if (i % 4 == 0) keep_order();
-    const float4 old = residuals[i * kWarpgroup];
-    const float2 v0 = unpack(p[2 * i]), v1 = unpack(p[2 * i + 1]), m0 = unpack(mean[2 * i]),
-                 m1 = unpack(mean[2 * i + 1]);
+    keep_order();
+    const float o[4] = {old.x, old.y, old.z, old.w};
+    if (i + 1 < kQuads) old = residuals[(i + 1) * kWarpgroup];
+    const float2 m0 = unpack(mean[2 * i]), m1 = unpack(mean[2 * i + 1]);
+    const float m[4] = {m0.x, m0.y, m1.x, m1.y};
     float* const r = &product[4 * i];
-    r[0] = fmaf(ridge[0], v0.x, fmaf(-sums[0], m0.x, r[0]));
-    r[1] = fmaf(ridge[0], v0.y, fmaf(-sums[0], m0.y, r[1]));
-    r[2] = fmaf(ridge[1], v1.x, fmaf(-sums[1], m1.x, r[2]));
-    r[3] = fmaf(ridge[1], v1.y, fmaf(-sums[1], m1.y, r[3]));
-    r[0] = s.active[0] ? fmaf(residual_step[0], r[0], old.x) : old.x;
-    r[1] = s.active[0] ? fmaf(residual_step[0], r[1], old.y) : old.y;
-    r[2] = s.active[1] ? fmaf(residual_step[1], r[2], old.z) : old.z;
-    r[3] = s.active[1] ? fmaf(residual_step[1], r[3], old.w) : old.w;
-    rr[0] = fmaf(r[0], r[0], fmaf(r[1], r[1], rr[0]));
-    rr[1] = fmaf(r[2], r[2], fmaf(r[3], r[3], rr[1]));
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int h = j / 2;
+      r[j] = fmaf(along_product[h], r[j], fmaf(along_mean[h], m[j], fmaf(along_p[h], v[4 * i + j], o[j])));
+      squares[h][j & 1] = fmaf(r[j], r[j], squares[h][j & 1]);
+      with_p[h][j & 1] = fmaf(r[j], v[4 * i + j], with_p[h][j & 1]);
+      with_mean[h][j & 1] = fmaf(r[j], m[j], with_mean[h][j & 1]);
+    }
     residuals[i * kWarpgroup] = make_float4(r[0], r[1], r[2], r[3]);
-    add_to(xs + i * kWarpgroup, alpha[0] * v0.x, alpha[0] * v0.y, alpha[1] * v1.x, alpha[1] * v1.y);
+    add_to(xs + i * kWarpgroup, alpha[0] * v[4 * i], alpha[0] * v[4 * i + 1], alpha[1] * v[4 * i + 2],
+           alpha[1] * v[4 * i + 3]);
   }
 
-  Pair<float> beta, scale;
+  Pair<float> beta, scale, dots;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float now = quad_sum(rr[h]);
-    beta[h] = fast_divide(now, s.rr[h]) * s.inverse[h];
-    if (s.active[h]) {
-      s.rr[h] = now;
-      const bool solved = s.iterations[h] >= limits.least_iterations || now <= 1e-16f * s.rr_start[h];
-      if (now <= limits.tolerance_squared * s.rr_start[h] && solved) {
-        s.active[h] = false;
-      } else if (s.iterations[h] >= limits.max_iterations) {
-        s.active[h] = false;
-        s.status[h] = LLA_ROW_MAX_ITERATIONS;
-      } else if (!(now < kMostGrowth * s.rr_start[h])) {
-        s.active[h] = false;
-        s.status[h] = LLA_ROW_BREAKDOWN;
-      }
-    }
-    // |r + β p| <= |r| + β |p| bounds the elements; fp16 has exponents to spare for the slack.
-    scale[h] = power_of_two_scale(1.001f * (fast_sqrt(now) + beta[h] * fast_sqrt(s.norm_squared[h])));
+    const float now = quad_sum(squares[h][0] + squares[h][1]), rp = quad_sum(with_p[h][0] + with_p[h][1]),
+                rm = quad_sum(with_mean[h][0] + with_mean[h][1]);
+    const float ratio = now * fast_reciprocal(s.rr[h]), start = s.rr_start[h];
+    const bool enough = s.iterations[h] >= limits.least_iterations || now <= 1e-16f * start;
+    const bool solved = now <= limits.tolerance_squared * start && enough;
+    const bool last = s.iterations[h] >= limits.max_iterations, grown = !(now < kMostGrowth * start);
+    const bool was = s.active[h];
+    s.status[h] = !was || solved ? s.status[h]
+                  : last         ? LLA_ROW_MAX_ITERATIONS
+                  : grown        ? LLA_ROW_BREAKDOWN
+                                 : s.status[h];
+    s.active[h] = was && !solved && !last && !grown;
+    s.rr[h] = was ? now : s.rr[h];
+    beta[h] = s.active[h] ? ratio * s.inverse[h] : 0.0f;
+    // |r + β p|² is at most twice |r|² + |β p|²: within what fp16 has to spare, and never lost to cancellation.
+    const float bound = fmaf(beta[h] * beta[h], s.norm_squared[h], now);
+    const float square = fmaxf(fmaf(2 * beta[h], rp, bound), 0x1p-10f * bound);
+    scale[h] = scale_of_square(bound);
     s.inverse[h] = inverse_power_of_two(scale[h]);
-    if (!s.active[h]) scale[h] = beta[h] = 0;
+    scale[h] = s.active[h] ? scale[h] : 0.0f;
+    s.rp[h] = scale[h] * fmaf(beta[h], rp, now);
+    s.norm_squared[h] = scale[h] * scale[h] * square;
+    dots[h] = s.active[h] ? scale[h] * fmaf(beta[h], pm[h], rm) : 0.0f;
   }
-  Pair<float> dots = {0, 0}, squares = {0, 0}, rp = {0, 0};
-  forget(p);
-  forget(mean);
 #pragma unroll
-  for (int i = 0; i < kWords; ++i) {
+  for (int i = 0; i < kDim / 4; ++i) {
     const int h = i & 1;
-    const float2 old = unpack(p[i]), m = unpack(mean[i]);
-    p[i] = pack(fmaf(beta[h], old.x, product[2 * i]) * scale[h], fmaf(beta[h], old.y, product[2 * i + 1]) * scale[h]);
-    const float2 v = unpack(p[i]);
-    squares[h] = fmaf(v.x, v.x, fmaf(v.y, v.y, squares[h]));
-    rp[h] = fmaf(v.x, product[2 * i], fmaf(v.y, product[2 * i + 1], rp[h]));
-    dots[h] = fmaf(v.x, m.x, fmaf(v.y, m.y, dots[h]));
-  }
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    s.norm_squared[h] = quad_sum(squares[h]);
-    s.rp[h] = quad_sum(rp[h]);
-    dots[h] = quad_sum(dots[h]);
+    p[i] = pack(fmaf(beta[h], v[2 * i], product[2 * i]) * scale[h],
+                fmaf(beta[h], v[2 * i + 1], product[2 * i + 1]) * scale[h]);
   }
   finish_direction(d, s.norm_squared, dots, largest_key_norm);
+  SolveMemory::store_changed(in.state, s, lane);
+  return s.active[0] || s.active[1];
 }
 
 }  // namespace lla::cuda::sm90

@@ -40,6 +40,15 @@ __device__ __forceinline__ float divide(float a, float b) { return divide(a, b, 
 // runs out of registers.
 __device__ __forceinline__ void keep_order() { asm volatile("" ::: "memory"); }
 
+// Has what lies there brought to L1: a load nobody waits for.
+__device__ __forceinline__ void touch(const void* there) {
+  asm volatile(
+      "{\n"
+      ".reg .b32 nobody;\n"
+      "ld.global.b32 nobody, [%0];\n"
+      "}\n" ::"l"(there));
+}
+
 // Words whose unpacked halves the compiler shall not keep from one loop to the next.
 template <int kCount>
 __device__ __forceinline__ void forget(uint32_t (&words)[kCount]) {

@@ -358,7 +358,8 @@ struct SolveConsumer : Consumer<Config> {
     const OwnRows own_rows(b.block, this->tiles().first_row, lane);
     const HeadScales head(p, b.head_index);
     const float back = 1.0f / head.key;
-    const float4 state = *this->row_state();
+    SolveMemory::Words state;
+    SolveMemory::fetch(state, this->row_state(), lane);
     Vector y, x;
     Fragment<kDim>::load(y, this->section(WorkspaceLayout::kX), lane.thread);
     load_saved(x, p.saved.x, p.dim, b.block, own_rows, lane);
@@ -366,7 +367,7 @@ struct SolveConsumer : Consumer<Config> {
 #pragma unroll
     for (int r = 0; r < 2; ++r) start[r] = solve_params.starts[row_index(p, b.block, own_rows.row[r])];
     Solve solve;
-    SolveMemory::unpack(state, solve, lane);
+    SolveMemory::unpack(state, solve);
     // Σ λ x² and, in units of the scaled keys, Σ λ y² and y·(t - r) = y·A y.
     Pair<float> c = {0, 0}, ridge_x = {0, 0}, ridge_y = {0, 0}, energy = {0, 0};
 #pragma unroll

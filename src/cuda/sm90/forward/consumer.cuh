@@ -28,17 +28,23 @@ struct Consumer : Passes<Config> {
   __device__ __forceinline__ float4* row_state() const {
     return reinterpret_cast<float4*>(p.scratch + blockIdx.x * p.scratch_stride +
                                      WorkspaceLayout::kVectors * (2 * Fragment<kDim>::kElements)) +
-           group * kWarpgroup + threadIdx.x % kWarpgroup;
+           group * kWarpgroup;
   }
   __device__ __forceinline__ void sync_group() const { named_sync(kGroupBarrier + group, kWarpgroup); }
 
   __device__ __forceinline__ ForwardBlock block() const { return {p, t.item[parity], kKeys, Config::kItemRows}; }
 
+  // A warpgroup with few tiles can be a pass ahead of the other. Two decisions ahead, a barrier's parity would mean
+  // another one.
+  __device__ __forceinline__ void wait_acknowledged() {
+    if (decisions > 0) t.acknowledged.wait((decisions - 1) & 1);
+  }
   // Tells the producer and the other warpgroup whether this one needs another pass.
   __device__ __forceinline__ bool publish(bool active) {
-    // A warpgroup with few tiles can be a pass ahead of the other. Two decisions ahead, a barrier's parity would mean
-    // another one.
-    if (decisions > 0) t.acknowledged.wait((decisions - 1) & 1);
+    wait_acknowledged();
+    return decide(active);
+  }
+  __device__ __forceinline__ bool decide(bool active) {
     const bool more = uniform(named_any(kGroupBarrier + group, kWarpgroup, active));
     if (threadIdx.x % kWarpgroup == 0) {
       t.more[decisions & 1][member] = more;
@@ -59,29 +65,19 @@ struct Consumer : Passes<Config> {
                             : StepLimits{p.tolerance_squared, 0, p.max_iterations};
   }
 
-  // A pass over the keys and one step of conjugate gradients. Returns whether a row of this thread goes on.
+  // A pass over the keys and one step of conjugate gradients. Returns whether a row of this warpgroup goes on.
   __device__ __forceinline__ bool iterate(DirectionWords& direction, Direction& d, int live) {
     const Lane lane = Base::own_lane();
     Vector acc;
-    Pair<float> sums, scale;
-    this->template weighted_pass<false>(acc, sums, direction, d, live);
-    const float4 state = *row_state();
-    uint32_t mean[kDim / 4];
-    Fragment<kDim>::load_half(mean, reinterpret_cast<const uint4*>(section(WorkspaceLayout::kMeanHalf)), lane.thread);
-    Pair<float> curvature;
-    dot_direction<kDim>(curvature, acc, direction);
-    Solve solve;
-    SolveMemory::unpack(state, solve, lane);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      scale[r] = d.scale[r] > 0 ? fast_divide(1.0f, tiles().key_scale * tiles().key_scale * solve.omega[r] * d.scale[r])
-                                : 0.0f;
-    }
-    const Vectors at{s.residual[group], section(WorkspaceLayout::kX),
-                     p.ridge.per_dim ? section(WorkspaceLayout::kRidge) : nullptr};
-    step<kDim>(solve, acc, curvature, sums, scale, mean, direction, at, lane, tiles().key_norm, limits(), d);
-    SolveMemory::store(row_state(), solve, lane);
-    return solve.active[0] || solve.active[1];
+    Pair<float> sums;
+    const StepInputs<kDim> inputs{row_state(), reinterpret_cast<const uint4*>(section(WorkspaceLayout::kMeanHalf))};
+    this->template weighted_pass<false>(acc, sums, direction, d, live, [&] {
+      inputs.prefetch(lane);
+      wait_acknowledged();
+    });
+    const Vectors at{s.residual[group], section(WorkspaceLayout::kX), section(WorkspaceLayout::kRidge),
+                     p.ridge.per_dim};
+    return decide(step<kDim>(inputs, acc, sums, direction, d, at, lane, tiles().key_scale, tiles().key_norm, limits()));
   }
 
   __device__ __forceinline__ void sees_bad_keys(Pair<bool>& sees, int head_index, int64_t key_row,
@@ -231,7 +227,7 @@ struct Consumer : Passes<Config> {
   __device__ __forceinline__ void solve(DirectionWords& direction, Direction& d, int live, bool more, bool other) {
     while (more || other) {
       if (more) {
-        more = publish(iterate(direction, d, live));
+        more = iterate(direction, d, live);
       } else {  // the other warpgroup still needs its tiles
         this->pass_by(live);
         publish(false);

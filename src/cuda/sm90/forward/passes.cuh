@@ -86,16 +86,19 @@ struct Passes {
       pin(sums);
     }
   }
+  // Over the threads of a quad.
+  __device__ __forceinline__ static void finish_sums(Pair<float>& total, const Pair<float>& sums) {
+    if constexpr (!Config::kOnes) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) total[r] = quad_sum(sums[r]);
+    }
+  }
   __device__ __forceinline__ static void separate(Vector& acc, Pair<float>& sums, const Sums& both) {
 #pragma unroll
     for (int e = 0; e < kDim / 2; ++e) acc[e] = both[e];
+    if constexpr (Config::kOnes) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if constexpr (Config::kOnes) {
-        sums[r] = both[kDim / 2 + 2 * r];
-      } else {
-        sums[r] = quad_sum(sums[r]);
-      }
+      for (int r = 0; r < 2; ++r) sums[r] = both[kDim / 2 + 2 * r];
     }
   }
 
@@ -133,6 +136,7 @@ struct Passes {
     Sums keys;
     define(keys);
     omega[0] = omega[1] = 0;
+    Pair<float> sums = {0, 0};
     const int count = uniform(tiles().count);
     const TileRange own = uniform(tiles().own), clear = uniform(tiles().clear);
     int tile = own.count() > 0 ? own.begin : count;
@@ -151,7 +155,7 @@ struct Passes {
       while (true) {
         const Slot value = next.take();
         keep_weights(w, tile);
-        add_sums(omega, w);
+        add_sums(sums, w);
         pin(w);
         t.ring.wait(value);
         if (tile + 1 >= own.end) {
@@ -186,6 +190,7 @@ struct Passes {
       }
       pass_by(2 * (count - own.end));
     }
+    finish_sums(omega, sums);
     separate(mean_k, omega, keys);
   }
   __device__ __forceinline__ void exponentiate(Scores& scores, int tile, TileRange clear) const {
@@ -274,31 +279,37 @@ struct Passes {
     return kOutput ? next.take() : key;
   }
 
-  // acc = Σ U k over this warpgroup's live tiles (Σ S v in the output pass) and the row sums of the rounded U.
-  template <bool kOutput>
+  struct Nothing {
+    __device__ __forceinline__ void operator()() const {}
+  };
+  // acc = Σ U k over this warpgroup's live tiles (Σ S v in the output pass) and the row sums of the rounded U. At the
+  // end of every run of tiles, and so of the last, `meanwhile` is called with the run's last product under way.
+  template <bool kOutput, class Meanwhile = Nothing>
   __device__ __forceinline__ void weighted_pass(Vector& acc, Pair<float>& sums, const DirectionWords& direction,
-                                                const Direction& d, int live) {
+                                                const Direction& d, int live, const Meanwhile& meanwhile = {}) {
     sums[0] = sums[1] = 0;
     if (uniform(tiles().few_keys)) {
       define(acc);
       split_tiles<kOutput>(acc, sums, direction, d, live);
+      meanwhile();
       sums[0] = quad_sum(sums[0]);
       sums[1] = quad_sum(sums[1]);
     } else {
       Sums both;
       define(both);
-      whole_tiles<kOutput>(both, sums, direction, d, live);
+      whole_tiles<kOutput>(both, sums, direction, d, live, meanwhile);
       separate(acc, sums, both);
     }
   }
 
-  template <bool kOutput>
+  template <bool kOutput, class Meanwhile>
   __device__ __forceinline__ void whole_tiles(Sums& acc, Pair<float>& sums, const DirectionWords& direction,
-                                              const Direction& d, int live) {
+                                              const Direction& d, int live, const Meanwhile& meanwhile) {
     const TileRange clear = uniform(tiles().clear);
     auto walk = t.warp_walk(parity, member);
     Slot key = take_after(next, live > 0);
     int i = 0;
+    Pair<float> own = {0, 0};  // this thread's part of the sums
     while (i < live) {
       walk.advance();
       if (!walk.takes(member)) {
@@ -330,7 +341,7 @@ struct Passes {
         if constexpr (kOutput) t.ring.wait(factor);
         mma_fence();
         issue_scores<kOutput>(scores, e, direction, after);
-        add_sums(sums, u);
+        add_sums(own, u);
         ++tile;
         // A product is issued when there is room for it, and until then the warp stands still: the weights first.
         take_weights(w, scores, tile, clear);
@@ -352,7 +363,9 @@ struct Passes {
       mma_fence();
       add_product(acc, u, tile_at(factor));
       mma_commit();
-      add_sums(sums, u);
+      meanwhile();
+      add_sums(own, u);
+      finish_sums(sums, own);  // the shuffles keep it before the wait
       mma_wait<0>();
       pin(acc);
       t.ring.release(factor);
