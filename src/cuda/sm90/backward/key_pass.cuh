@@ -331,10 +331,18 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& p, typena
     const auto free_at = [&](const auto& position) { shared.empty[position.slot].arrive_if(signals); };
     const auto free_tile = [&](int which) { free_at(at.ahead(which)); };
 
-    float s[32], e[32];  // S, later B; E
-    uint32_t w[16];
+    const int32_t nearest = first_key - first_query - (kQueryTile - 1), farthest = first_key + 63 - first_query;
     wait(Config::kQ);
     next_low = uniform(shared.next_low[own_buffer]) != 0;
+    if (nearest > mask.high || farthest < mask.low) {  // seen by the other warpgroup only
+      __syncwarp();
+      for (int i = 0; low && i < Config::kLowTiles; ++i) wait_at(low_at.ahead(i)), free_at(low_at.ahead(i));
+      for (int i = 0; i < Config::kHighTiles; ++i) wait(i), free_tile(i);
+      at.advance(Config::kHighTiles);
+      continue;
+    }
+    float s[32], e[32];  // S, later B; E
+    uint32_t w[16];
     mma_fence();
     product_transposed<kDim, 64>(s, keys, tile(Config::kQ));
     mma_commit();
@@ -378,7 +386,6 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& p, typena
     }
 
     mask.query = first_query + lane.column;
-    const int32_t nearest = first_key - first_query - (kQueryTile - 1), farthest = first_key + 63 - first_query;
     const bool whole = nearest >= mask.low && farthest <= mask.high && first_query + kQueryTile <= block.length_q &&
                        first_key + 64 <= block.length_k;
     const auto run = [&]<int kStep>() {

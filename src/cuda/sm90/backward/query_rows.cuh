@@ -85,34 +85,5 @@ __device__ __forceinline__ float row_sum(float x) {
   for (int mask = kLanes / 2; mask > 0; mask /= 2) x += __shfl_xor_sync(0xffffffffu, x, mask);
   return x;
 }
-template <int kLanes>
-__device__ __forceinline__ float row_max(float x) {
-  for (int mask = kLanes / 2; mask > 0; mask /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, mask));
-  return x;
-}
-
-__device__ __forceinline__ float largest_of(const float (&v)[8]) {
-  float m = 0;
-#pragma unroll
-  for (float x : v) m = fmaxf(m, fabsf(x));
-  return m;
-}
-
-__device__ __forceinline__ bool all_finite(const float (&v)[8]) {
-  bool ok = true;
-  for (float x : v) ok &= finite(x);
-  return ok;
-}
-
-template <int kLanes>
-__device__ __forceinline__ Size size_of(const float (&v)[8]) {
-  const float largest = row_max<kLanes>(largest_of(v));
-  const int e = exponent_above(largest);
-  const float down = power_of_two(-e);  // keeps the squares in range
-  float squares = 0;
-  for (float x : v) squares += (x * down) * (x * down);
-  squares = row_sum<kLanes>(squares);
-  return {e, plus(e, exponent_above(sqrtf(squares) * 1.0001f))};
-}
 
 }  // namespace lla::cuda::sm90

@@ -110,9 +110,9 @@ __device__ __forceinline__ void row_pass_producer(const RowPassParams& p, typena
   }
 }
 
-// What a thread needs of its two rows.
+// What a thread needs of its two rows. With c in the sum, a and c are halved: |a b - c| is at most 2.
 struct RowPair {
-  float logit[2], shift[2], edge[2], a0[2], b0[2], minus_c[2];
+  float logit[2], shift[2], edge_a[2], edge_b[2], a0[2], b0[2], minus_c[2];
   int32_t begin[2], end[2];  // visible keys
 };
 
@@ -131,16 +131,19 @@ __device__ __forceinline__ void row_pass_elements(uint32_t (&ut)[4], uint32_t (&
       float t[2], q[2];
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-        const float weight = c == 0 ? pair.x : pair.y;
-        const float b1 = fmaf(b[4 * j + 2 * h + c], row.edge[h], row.b0[h]);
         const int32_t key = first_key + 8 * j + c;
         const bool visible = !kMasked || (key >= row.begin[h] && key < row.end[h]);
-        const float wb = visible ? weight * b1 : 0.f;
-        sum_b[h] += wb;
-        if constexpr (Config::kTarget) t[c] = wb;
-        const float a1 = fmaf(e[4 * j + 2 * h + c], row.edge[h], row.a0[h]);
-        const float ab = Config::kSolve ? fmaf(a1, b1, row.minus_c[h]) * 0.5f : a1 * b1;
-        q[c] = visible ? weight * ab : 0.f;
+        const float weight = !visible ? 0.f : c == 0 ? pair.x : pair.y;
+        const float a1 = fmaf(e[4 * j + 2 * h + c], row.edge_a[h], row.a0[h]);
+        const float b1 = fmaf(b[4 * j + 2 * h + c], row.edge_b[h], row.b0[h]);
+        if constexpr (Config::kTarget) {
+          t[c] = weight * b1;
+          sum_b[h] += t[c];
+          q[c] = t[c] * a1;
+        } else {
+          sum_b[h] = fmaf(weight, b1, sum_b[h]);
+          q[c] = weight * fmaf(a1, b1, row.minus_c[h]);
+        }
       }
       if constexpr (Config::kTarget) {
         ut[2 * i + h] = pack(t[0], t[1]);
@@ -196,8 +199,10 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
       c = p.rows[saved_row + 8 * h];
       range = visible_keys(p.shape, rb.block, position);
     }
-    row.logit[h] = c.logit, row.shift[h] = c.shift, row.edge[h] = c.edge;
-    row.a0[h] = c.a0, row.b0[h] = c.b0, row.minus_c[h] = c.minus_c;
+    constexpr float kHalf = Config::kSolve ? 0.5f : 1.f;
+    row.logit[h] = c.logit, row.shift[h] = c.shift;
+    row.edge_a[h] = kHalf * c.edge, row.edge_b[h] = c.edge;
+    row.a0[h] = kHalf * c.a0, row.b0[h] = c.b0, row.minus_c[h] = kHalf * c.minus_c;
     row.begin[h] = range.begin, row.end[h] = range.end;
   }
   uint32_t q[Config::kQInRegisters ? kDim / 4 : 1];
@@ -219,12 +224,22 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
   float sum_t[2] = {0, 0}, sum_q[2] = {0, 0}, sum_b[2] = {0, 0};
   const KeyRange common = common_keys(p.shape, rb.block, first_row, 64);
   const bool all_rows = first_row + 64 <= rb.block.length_q;
+  TileRange own = uniform(tiles_of(visible_keys(p.shape, rb.block, first_row, 64), 64));
+  if (own.count() <= 0) own = {rb.tiles.begin, rb.tiles.begin};
   const bool low = uniform(rb.low(p, group)) != 0;
 
   shared.ready.wait(0);
   const auto operand = [&](int place) { return shared.resident[group][place]; };
   RingPosition<Config::kSlots> at;
-  for (int32_t tile = rb.tiles.begin; tile < rb.tiles.end; ++tile) {
+  const auto pass_by = [&](int tiles) {  // seen by the other warpgroup only
+    for (int i = 0; i < 2 * tiles; ++i) {
+      shared.full[at.slot].wait(at.phase);
+      shared.empty[at.slot].arrive_if(signals);
+      at.advance(1);
+    }
+  };
+  pass_by(own.begin - rb.tiles.begin);
+  for (int32_t tile = own.begin; tile < own.end; ++tile) {
     const auto value_at = at.ahead(1);
     const __half* keys = shared.slots[at.slot];
     const __half* values = shared.slots[value_at.slot];
@@ -295,6 +310,7 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
     shared.empty[at.slot].arrive_if(signals);
     at.advance(2);
   }
+  pass_by(rb.tiles.end - own.end);
 
   const OwnRows own_rows(rb.block, first_row, lane);
   const int64_t row0 = rb.query_row - rb.block.first_row;
@@ -318,7 +334,7 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
     const float excess = sum_b[h] * inverse[h];        // of P b'; moves b' ...
     const float c = excess * (undo[h].y / undo[h].x);  // ... and so c', by the sum of P a' times it
     to.b0 = row.b0[h] - excess;
-    to.minus_c = Config::kSolve ? row.minus_c[h] - 2.f * sum_q[h] * inverse[h] + c : c - sum_q[h] * inverse[h];
+    to.minus_c = Config::kSolve ? 2.f * (row.minus_c[h] - sum_q[h] * inverse[h]) + c : c - sum_q[h] * inverse[h];
     if (row.end[h] - row.begin[h] == 1 && finite(row.b0[h])) {  // one key: a is 1 and b is 0, to the last bit
       to.edge = to.b0 = to.minus_c = 0.f;
       to.a0 = undo[h].y / undo[h].x;

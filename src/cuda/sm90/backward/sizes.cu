@@ -5,8 +5,29 @@
 namespace lla::cuda::sm90 {
 namespace {
 
+// The largest exponent field of eight numbers, 1 for subnormal ones, 0 for zeros. 255: not all are finite.
+__device__ __forceinline__ uint32_t exponent_field(const float (&v)[8]) {
+  uint32_t bits = 0;
+#pragma unroll
+  for (const float x : v) bits = max(bits, __float_as_uint(x) & 0x7fffffffu);
+  return bits == 0 ? 0 : max(bits >> 23, 1u);
+}
+__device__ __forceinline__ int exponent_of_field(uint32_t field) {
+  return field == 0 ? kNoExponent : static_cast<int>(field) - 126;
+}
+
+template <int kLanes>
+__device__ __forceinline__ int norm_exponent(const float (&v)[8], int largest) {
+  const float down = power_of_two(-largest);  // keeps the squares in range
+  float squares = 0;
+#pragma unroll
+  for (const float x : v) squares = fmaf(x * down, x * down, squares);
+  return plus(largest, exponent_above(sqrtf(row_sum<kLanes>(squares)) * 1.0001f));
+}
+
 template <int kPadded, bool kFast>
-__global__ void __launch_bounds__(kOperandThreads) sizes_kernel(const __grid_constant__ OperandParams p) {
+__global__ void __launch_bounds__(kOperandThreads, kFast ? 4 : 3)
+    sizes_kernel(const __grid_constant__ OperandParams p) {
   constexpr int kLanes = kPadded / 8;
   const Place place(p);
   const HeadStatistics& head = p.heads[place.statistics];
@@ -20,31 +41,38 @@ __global__ void __launch_bounds__(kOperandThreads) sizes_kernel(const __grid_con
     const bool here = position < place.length_q;
     const int64_t at = place.row0 + position;
     float omega = 0, max = 0;
-    if (here) omega = p.omega[at], max = p.max[at];
     Eight<kFast, false> from_q, from_g, from_x;
-    SavedEight from_k, from_v;
+    SavedEight from_v;
     from_q.fetch(p.q, place, position, column, here && column < p.dim);
     from_g.fetch(p.g, place, position, column, here && column < p.value_dim);
     from_x.fetch(p.x, place, position, column, here && column < p.dim);
     from_v.fetch(p.mean_v, place, position, column, here && column < p.value_dim);
-    from_k.fetch(p.mean_k, place, position, column, here && column < p.dim && omega < 2);
-    float q[8], g[8], x[8], mean_k[8], mean_v[8];
-    from_q.get(q, p.q), from_g.get(g, p.g), from_x.get(x, p.x);
-    from_k.get(mean_k, p.mean_k), from_v.get(mean_v, p.mean_v);
-    float logit = 0, tau = 0;
-    for (int i = 0; i < 8; ++i) {
-      logit = fmaf(q[i], mean_k[i], logit);
-      tau = fmaf(g[i], mean_v[i], tau);
+    if (here) omega = p.omega[at], max = p.max[at];
+    float q[8], g[8], x[8], mean_v[8];
+    from_q.get(q, p.q), from_g.get(g, p.g), from_x.get(x, p.x), from_v.get(mean_v, p.mean_v);
+    int rest = 0;
+    if (__any_sync(0xffffffffu, here && omega < 2)) {  // a row may have one heavy key
+      SavedEight from_k;
+      float mean_k[8], logit = 0;
+      from_k.fetch(p.mean_k, place, position, column, here && column < p.dim && omega < 2);
+      from_k.get(mean_k, p.mean_k);
+      for (int i = 0; i < 8; ++i) logit = fmaf(q[i], mean_k[i], logit);
+      logit = row_sum<kLanes>(logit) * p.scale * kLog2E;
+      rest = rest_exponent(rest_bound(exp2f(logit - max), omega));
     }
-    logit = row_sum<kLanes>(logit) * p.scale * kLog2E;
+    float tau = 0;
+    for (int i = 0; i < 8; ++i) tau = fmaf(g[i], mean_v[i], tau);
     tau = row_sum<kLanes>(tau);
-    const int rest = rest_exponent(rest_bound(exp2f(logit - max), omega));
-    bool bad = !(all_finite(q) && all_finite(g) && all_finite(x) && finite(max) && finite(omega) && finite(tau));
-    const uint32_t lanes = ((1u << kLanes) - 1) << (threadIdx.x % 32 / kLanes * kLanes);
-    bad = (__ballot_sync(0xffffffffu, bad) & lanes) != 0;
-    const Size q_size = size_of<kLanes>(q), g_size = size_of<kLanes>(g), x_size = size_of<kLanes>(x);
-    const RowExponents e = row_exponents(q_size.largest, g_size.largest, x_size.largest, kNoExponent, g_size.norm,
-                                         x_size.norm, kNoExponent, key_norm, value_norm, rest);
+    uint32_t fields = exponent_field(q) | exponent_field(g) << 8 | exponent_field(x) << 16;
+    for (int mask = kLanes / 2; mask > 0; mask /= 2) {
+      fields = __vmaxu4(fields, __shfl_xor_sync(0xffffffffu, fields, mask));
+    }
+    const uint32_t of_q = fields & 255, of_g = fields >> 8 & 255, of_x = fields >> 16;
+    const bool bad = of_q == 255 || of_g == 255 || of_x == 255 || !(finite(max) && finite(omega) && finite(tau));
+    const int g_largest = exponent_of_field(of_g), x_largest = exponent_of_field(of_x);
+    const int g_norm = norm_exponent<kLanes>(g, g_largest), x_norm = norm_exponent<kLanes>(x, x_largest);
+    const RowExponents e = row_exponents(exponent_of_field(of_q), g_largest, x_largest, kNoExponent, g_norm, x_norm,
+                                         kNoExponent, key_norm, value_norm, rest);
     if (!here) continue;
     if (!bad) {
       uint32_t bounds[kHeadBounds];
