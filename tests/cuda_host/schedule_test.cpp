@@ -45,6 +45,25 @@ TEST(Schedule, LongestFirst) {
   }
 }
 
+// Bundles of four of fifteen heads: one bundle after the other, longest first within each, every block once.
+TEST(Schedule, BundlesOfHeads) {
+  Shape s = make_shape(3, 5, 300, 300, -1, 0);
+  s.bundle = 4;
+  std::set<std::tuple<int, int, int>> seen;
+  int bundle = 0, last_row = 1 << 30;
+  for (int64_t i = 0; i < s.items(); ++i) {
+    const Block b = block_of_item(s, nullptr, nullptr, i);
+    const int of_block = (b.batch * 5 + b.head) / 4;
+    ASSERT_TRUE(of_block == bundle || of_block == bundle + 1);
+    if (of_block != bundle) last_row = 1 << 30;
+    EXPECT_LE(b.first_row, last_row);
+    bundle = of_block, last_row = b.first_row;
+    seen.emplace(b.batch, b.head, b.first_row);
+  }
+  EXPECT_EQ(bundle, 3);
+  EXPECT_EQ(seen.size(), 3u * 5u * 3u);
+}
+
 TEST(Schedule, PackedSequences) {
   Shape s = make_shape(4, 2, 200, 200, -1, 0);
   s.packed = 1, s.total_q = 330, s.total_k = 330;

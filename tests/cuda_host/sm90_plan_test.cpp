@@ -94,6 +94,15 @@ TEST(Sm90Plan, CachesWeightsWhereItPays) {
     const core::Plan planned = plan(problem(1, 8, length, dim), kH200);
     EXPECT_EQ(planned.cached_weights, pays) << length << " " << dim;
   }
+  core::Problem p = problem(1, 8, 4096, 128);
+  p.operation = core::Operation::backward;
+  EXPECT_TRUE(plan(p, kH200).cached_weights);
+}
+
+TEST(Sm90Plan, BundlesOfHeadsFitTheCache) {
+  EXPECT_EQ(shape_of(problem(4, 8, 4096, 128)).bundle, 8);
+  EXPECT_EQ(shape_of(problem(4, 8, 100, 64)).bundle, 32);      // all there are
+  EXPECT_EQ(shape_of(problem(4, 8, 1 << 20, 128)).bundle, 1);  // one at a time
 }
 
 // 64 MiB, fp16 copies of the operands, what is kept in fp32 per row, and the cached weights, themselves within their

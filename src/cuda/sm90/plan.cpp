@@ -18,8 +18,15 @@ using core::Problem;
 
 constexpr int64_t kLargestLength = std::numeric_limits<int32_t>::max() - 2 * kBlockRows;
 // Where cached weights are faster than recomputing them (docs/benchmarks): reading them is bound by memory, recomputing
-// them by the tensor cores, which need half as long at head dimension 64 for twice the keys of a tile.
-constexpr bool caching_pays(int dim, int64_t keys) { return keys >= 512 && keys < (dim == 64 ? 8192 : 3072); }
+// them by the tensor cores, which need half as long at head dimension 64 for twice the keys of a tile. The backward
+// pass heats the chip more, and under its power limit a product saved counts for more than the time it took.
+constexpr bool caching_pays(int dim, int64_t keys, bool backward) {
+  return keys >= 512 && keys < (dim == 64 ? 8192 : backward ? 6144 : 3072);
+}
+
+// Keys and values of the heads that are worked on at a time: so much stays in the half of the L2 cache that is near a
+// multiprocessor, beside all that goes through it once.
+constexpr int64_t kBundleBytes = int64_t{16} << 20;
 
 int resident_blocks(const Problem& p, const core::Machine& m, int rows) {
   return static_cast<int>(std::min<int64_t>(std::max<int64_t>(shape_of(p).items(rows), 1), m.cuda.multiprocessors));
@@ -35,7 +42,8 @@ bool cache_weights(const Problem& p, const core::Machine& m) {
   if (p.weights != Weights::automatic) return p.weights == Weights::cached;
   const int dim = padded_dim(p.dim, p.value_dim);
   const int64_t keys = most_tiles(shape_of(p), tile_keys(dim)) * tile_keys(dim);  // of a block
-  return caching_pays(dim, keys) && cached_bytes(p, m) <= p.cached_weights_limit;
+  return caching_pays(dim, keys, p.operation == core::Operation::backward) &&
+         cached_bytes(p, m) <= p.cached_weights_limit;
 }
 
 }  // namespace
@@ -48,6 +56,9 @@ Shape shape_of(const Problem& p) {
   s.total_q = narrow(p.total_q), s.total_k = narrow(p.total_k);
   s.packed = p.packed;
   s.left = narrow(p.mask.left), s.right = narrow(p.mask.right);
+  const int64_t key_head_bytes = std::max<int64_t>(int64_t{s.seqlen_k} * padded_dim(p.dim, p.value_dim) * 4, 1);
+  const int64_t key_heads = std::max<int64_t>(kBundleBytes / key_head_bytes, 1);
+  s.bundle = static_cast<int32_t>(std::min(key_heads * s.group, int64_t{s.batch} * s.heads_q));
   return s;
 }
 

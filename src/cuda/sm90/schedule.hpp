@@ -2,7 +2,8 @@
 // run them on the CPU.
 //
 // Items are numbered longest first: under a causal mask the last blocks of queries see most keys, so all heads' last
-// blocks come first. Blocks take items from a counter in the order of their numbers; an item's result does not depend
+// blocks come first. Heads go in bundles whose keys and values the L2 cache can hold; all items of a bundle come before
+// those of the next. Blocks take items from a counter in the order of their numbers; an item's result does not depend
 // on who runs it.
 #pragma once
 
@@ -20,6 +21,7 @@ struct Shape {
   int32_t total_q = 0, total_k = 0;           // packed only
   int32_t packed = 0;
   int32_t left = -1, right = -1;  // window; causal is right = 0, -1 unbounded
+  int32_t bundle = 0;             // (batch, query head) pairs of a bundle; 0: all
 
   // `rows` queries make an item.
   constexpr int64_t q_blocks(int rows = kBlockRows) const { return (int64_t{seqlen_q} + rows - 1) / rows; }
@@ -42,13 +44,18 @@ struct Block {
 constexpr Block block_of_item(const Shape& s, const int32_t* cu_q, const int32_t* cu_k, int64_t item,
                               int rows = kBlockRows) {
   // Items are fewer than 2^31 (the planner refuses more): division of 64-bit numbers is slow on the device.
-  const uint32_t per_level = static_cast<uint32_t>(s.batch) * static_cast<uint32_t>(s.heads_q);
-  const uint32_t level = static_cast<uint32_t>(item) / per_level;
-  const uint32_t within = static_cast<uint32_t>(item) - level * per_level;
+  const uint32_t pairs = static_cast<uint32_t>(s.batch) * static_cast<uint32_t>(s.heads_q);
+  const uint32_t blocks = static_cast<uint32_t>(s.q_blocks(rows));
+  const uint32_t together = s.bundle > 0 ? static_cast<uint32_t>(s.bundle) : pairs;
+  const uint32_t first_pair = static_cast<uint32_t>(item) / (together * blocks) * together;
+  const uint32_t in_bundle = static_cast<uint32_t>(item) - first_pair * blocks;
+  const uint32_t per_level = pairs - first_pair < together ? pairs - first_pair : together;
+  const uint32_t level = in_bundle / per_level;
+  const uint32_t pair = first_pair + in_bundle - level * per_level;
   Block b{};
-  b.batch = static_cast<int32_t>(within / static_cast<uint32_t>(s.heads_q));
-  b.head = static_cast<int32_t>(within) - b.batch * s.heads_q;
-  b.first_row = static_cast<int32_t>((s.q_blocks(rows) - 1 - level) * rows);
+  b.batch = static_cast<int32_t>(pair / static_cast<uint32_t>(s.heads_q));
+  b.head = static_cast<int32_t>(pair) - b.batch * s.heads_q;
+  b.first_row = static_cast<int32_t>((blocks - 1 - level) * static_cast<uint32_t>(rows));
   b.length_q = s.seqlen_q;
   b.length_k = s.seqlen_k;
   if (s.packed) {
