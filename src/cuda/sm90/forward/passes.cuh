@@ -224,7 +224,9 @@ struct Passes {
     mma_commit();
   }
 
-  // The weights of a tile: read back, or made from its scores once they are there (E may be under way still).
+  // The weights of a tile: read back, or made from its scores once they are there. kBehind: groups of products
+  // committed after them, E for one.
+  template <int kBehind>
   __device__ __forceinline__ void take_weights(Words& w, Scores& scores, int tile, TileRange clear) {
     if constexpr (Config::kCached) {
       const WeightSlot slot = next_weights.take();
@@ -234,7 +236,7 @@ struct Passes {
       __syncwarp();  // one lane speaks for all that have read
       s.weight_ring[group].release(slot);
     } else {
-      mma_wait<1>();
+      mma_wait<kBehind>();
       pin(scores);
       mask(scores, tile, clear);
       make_weights<kKeys>(w, scores, rows);
@@ -330,7 +332,7 @@ struct Passes {
       t.ring.wait(key);
       mma_fence();
       issue_scores<kOutput>(scores, e, direction, key);
-      take_weights(w, scores, tile, clear);
+      take_weights<1>(w, scores, tile, clear);
       take_centred<0>(centred, e, d, key);
       if constexpr (kOutput) t.ring.release(key);
       multiply_words(u, w, centred);
@@ -341,14 +343,12 @@ struct Passes {
         if constexpr (kOutput) t.ring.wait(factor);
         mma_fence();
         issue_scores<kOutput>(scores, e, direction, after);
-        add_sums(own, u);
-        ++tile;
-        // A product is issued when there is room for it, and until then the warp stands still: the weights first.
-        take_weights(w, scores, tile, clear);
-        finish_before(factor);
-        mma_fence();
         add_product(acc, u, tile_at(factor));
         mma_commit();
+        add_sums(own, u);
+        ++tile;
+        take_weights<2>(w, scores, tile, clear);
+        finish_before(factor);
         take_centred<1>(centred, e, d, factor);
         if constexpr (kOutput) t.ring.release(after);
         mma_wait<0>();
@@ -392,7 +392,7 @@ struct Passes {
       if (mine) {
         mma_fence();
         issue_scores<kOutput>(scores, e, direction, key);
-        take_weights(w, scores, walk.tile, clear);
+        take_weights<1>(w, scores, walk.tile, clear);
         mma_wait<0>();
         pin(e);
         weight_scores<kKeys>(e, w, d.scale, d.centre);
