@@ -8,12 +8,10 @@
 
 #include "cuda/common/runtime.hpp"
 #include "cuda/sm90/backward/key_pass.hpp"
+#include "cuda/sm90/backward/pass_block.cuh"
 #include "cuda/sm90/backward/store.cuh"
 #include "cuda/sm90/bulk.cuh"
-#include "cuda/sm90/fragment.cuh"
 #include "cuda/sm90/mma.cuh"
-#include "cuda/sm90/ptx.cuh"
-#include "cuda/sm90/tiles.cuh"
 
 namespace lla::cuda::sm90 {
 
@@ -21,8 +19,6 @@ template <int kDim_, bool kSolve_>
 struct KeyPass {
   static constexpr int kDim = kDim_;
   static constexpr bool kSolve = kSolve_;
-  static constexpr int kGroups = 2;
-  static constexpr int kThreads = (kGroups + 1) * kWarpgroup;
   static constexpr int kTile = kQueryTile * kDim;  // elements of a tile of 64 rows
   static constexpr int kTileBytes = kTile * 2;
   // Tiles of a step, one a slot: low parts where it has them, then the others. The low parts come first: free as soon
@@ -31,39 +27,19 @@ struct KeyPass {
   static constexpr int kSlots = kDim == 128 ? 9 : 18;
   // Steps that may be under way at once: constants of one must not meet those of another.
   static constexpr int kRowBuffers = kSlots / kHighTiles + 2;
-  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 
   // Places of the tiles in the order they are brought; all but the low parts are counted from the first that is not
   // one.
   static constexpr int kXLow = 0, kYLow = 1, kQ = 0, kXHigh = 1, kG = 2, kYHigh = 3;
 
   struct Shared {
-    alignas(1024) __half keys[kGroups][kTile];
-    alignas(1024) __half values[kGroups][kTile];
+    alignas(1024) __half keys[kPassGroups][kTile];
+    alignas(1024) __half values[kPassGroups][kTile];
     alignas(1024) __half slots[kSlots][kTile];
     alignas(128) RowConstants rows[kRowBuffers][kQueryTile];
     int next_low[kRowBuffers];  // whether the step after the constants' has low parts
-    Barrier resident;
-    Barrier full[kSlots];
-    Barrier empty[kSlots];
+    PassBarriers<kSlots> barriers;
   };
-};
-
-// A position in the ring of slots.
-template <int kSlots>
-struct RingPosition {
-  int slot = 0;
-  uint32_t phase = 0;
-
-  __device__ __forceinline__ void advance(int by) {
-    slot += by;
-    if (slot >= kSlots) slot -= kSlots, phase ^= 1;
-  }
-  __device__ __forceinline__ RingPosition ahead(int by) const {
-    RingPosition r = *this;
-    r.advance(by);
-    return r;
-  }
 };
 
 // The keys of a block and the queries that see any of them.
@@ -121,21 +97,15 @@ struct KeyBlock {
   }
 };
 
-template <int kDim>
-__device__ __forceinline__ void load_tile(__half* to, const CUtensorMap* map, int64_t row, Barrier& barrier) {
-#pragma unroll
-  for (int c = 0; c < kDim / 64; ++c) load_box(to + c * (64 * 64), map, c * 64, static_cast<int>(row), barrier);
-}
-
 template <class Config>
 __device__ __forceinline__ void key_pass_producer(const KeyPassParams& p, typename Config::Shared& shared,
                                                   const KeyBlock& block) {
-  shared.resident.arrive_expecting(4 * Config::kTileBytes);
+  shared.barriers.resident.arrive_expecting(4 * Config::kTileBytes);
   const int64_t key_row = block.key_row(p);
 #pragma unroll
-  for (int g = 0; g < Config::kGroups; ++g) {
-    load_tile<Config::kDim>(shared.keys[g], &p.keys, key_row + g * 64, shared.resident);
-    load_tile<Config::kDim>(shared.values[g], &p.values, key_row + g * 64, shared.resident);
+  for (int g = 0; g < kPassGroups; ++g) {
+    load_tile<Config::kDim>(shared.keys[g], &p.keys, key_row + g * 64, shared.barriers.resident);
+    load_tile<Config::kDim>(shared.values[g], &p.values, key_row + g * 64, shared.barriers.resident);
   }
   RingPosition<Config::kSlots> at;
   const int32_t steps = block.steps();
@@ -150,8 +120,8 @@ __device__ __forceinline__ void key_pass_producer(const KeyPassParams& p, typena
                             : member + 1 < p.shape.group ? block.low(p, member + 1, 0)
                                                          : false;
       const auto bring = [&](int operand, bool constants) {
-        shared.empty[at.slot].wait(at.phase ^ 1);
-        Barrier& full = shared.full[at.slot];
+        shared.barriers.empty[at.slot].wait(at.phase ^ 1);
+        Barrier& full = shared.barriers.full[at.slot];
         if (constants) shared.next_low[buffer] = next_low;
         full.arrive_expecting(Config::kTileBytes + (constants ? kQueryTile * sizeof(RowConstants) : 0));
         load_tile<Config::kDim>(shared.slots[at.slot], &p.queries[operand], row, full);
@@ -310,7 +280,7 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& p, typena
   mask.end_query = block.length_q;
   mask.end_key = block.length_k;
 
-  shared.resident.wait(0);
+  shared.barriers.resident.wait(0);
   RingPosition<Config::kSlots> at;
   const int32_t total = steps * p.shape.group;
   int32_t step_in_head = 0, buffer = 0;
@@ -326,9 +296,9 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& p, typena
     if (low) at.advance(Config::kLowTiles);
     const auto tile = [&](int which) { return shared.slots[at.ahead(which).slot]; };
     const auto low_tile = [&](int which) { return shared.slots[low_at.ahead(which).slot]; };
-    const auto wait_at = [&](const auto& position) { shared.full[position.slot].wait(position.phase); };
+    const auto wait_at = [&](const auto& position) { shared.barriers.full[position.slot].wait(position.phase); };
     const auto wait = [&](int which) { wait_at(at.ahead(which)); };
-    const auto free_at = [&](const auto& position) { shared.empty[position.slot].arrive_if(signals); };
+    const auto free_at = [&](const auto& position) { shared.barriers.empty[position.slot].arrive_if(signals); };
     const auto free_tile = [&](int which) { free_at(at.ahead(which)); };
 
     const int32_t nearest = first_key - first_query - (kQueryTile - 1), farthest = first_key + 63 - first_query;
@@ -420,30 +390,15 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& p, typena
 }
 
 template <int kDim, bool kSolve>
-__global__ void __launch_bounds__(KeyPass<kDim, kSolve>::kThreads, 1)
-    key_pass_kernel(const __grid_constant__ KeyPassParams p) {
+__global__ void __launch_bounds__(kPassThreads, 1) key_pass_kernel(const __grid_constant__ KeyPassParams p) {
   using Config = KeyPass<kDim, kSolve>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Config::Shared*>(memory);
   const KeyBlock block(p, blockIdx.x);
   if (block.empty()) return;
-  if (threadIdx.x == 0) {
-    shared.resident.init(1);
-    for (int i = 0; i < Config::kSlots; ++i) {
-      shared.full[i].init(1);
-      shared.empty[i].init(Config::kGroups * 4);
-    }
-    barrier_init_fence();
-  }
-  __syncthreads();
-  const int group = uniform(threadIdx.x / kWarpgroup);
-  if (group == 0) {
-    give_registers<Config::kProducerRegisters>();
-    if (threadIdx.x == 0) key_pass_producer<Config>(p, shared, block);
-  } else {
-    take_registers<Config::kConsumerRegisters>();
-    key_pass_consumer<Config>(p, shared, block, group - 1);
-  }
+  run_pass_block(
+      shared.barriers, [&] { key_pass_producer<Config>(p, shared, block); },
+      [&](int group) { key_pass_consumer<Config>(p, shared, block, group); });
 }
 
 template <int kDim, bool kSolve>
@@ -456,7 +411,7 @@ Status launch_key_pass(const KeyPassParams& params, cudaStream_t stream) {
   constexpr size_t bytes = sizeof(typename Config::Shared);
   static_assert(bytes <= 227 * 1024);
   if (Status s = allow_shared_memory(kernel, bytes, "the gradient of keys and values"); !s) return s;
-  kernel<<<static_cast<unsigned>(blocks), Config::kThreads, bytes, stream>>>(params);
+  kernel<<<static_cast<unsigned>(blocks), kPassThreads, bytes, stream>>>(params);
   return launched("the gradient of keys and values");
 }
 

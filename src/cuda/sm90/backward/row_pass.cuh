@@ -6,9 +6,10 @@
 #pragma once
 
 #include "cuda/common/runtime.hpp"
-#include "cuda/sm90/backward/key_pass.cuh"
+#include "cuda/sm90/backward/pass_block.cuh"
 #include "cuda/sm90/backward/row_pass.hpp"
 #include "cuda/sm90/forward/rows_io.cuh"
+#include "cuda/sm90/mma.cuh"
 #include "cuda/sm90/rows.cuh"
 #include "cuda/sm90/scale.hpp"
 
@@ -19,8 +20,6 @@ struct RowPass {
   static constexpr int kDim = kDim_;
   static constexpr bool kSolve = kSolve_;
   static constexpr bool kTarget = !kSolve;  // t is wanted, too
-  static constexpr int kGroups = 2;
-  static constexpr int kThreads = (kGroups + 1) * kWarpgroup;
   static constexpr int kKeys = 64;
   static constexpr int kTile = 64 * kDim;
   static constexpr int kTileBytes = kTile * 2;
@@ -28,7 +27,6 @@ struct RowPass {
   static constexpr bool kQInRegisters = kSolve;
   static constexpr int kResident = kSolve ? 5 : 4;
   static constexpr int kSlots = kDim == 64 ? 8 : kSolve ? 4 : 6;
-  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 
   // Resident operands by place.
   static constexpr int kG = 0, kQ = 1, kXHigh = kSolve ? 1 : 2, kXLow = kXHigh + 1, kYHigh = 3, kYLow = 4;
@@ -43,11 +41,9 @@ struct RowPass {
   static constexpr int kLow = kSolve ? 2 : 1;  // how many of them are
 
   struct Shared {
-    alignas(1024) __half resident[kGroups][kResident][kTile];
+    alignas(1024) __half resident[kPassGroups][kResident][kTile];
     alignas(1024) __half slots[kSlots][kTile];
-    Barrier ready;
-    Barrier full[kSlots];
-    Barrier empty[kSlots];
+    PassBarriers<kSlots> barriers;
   };
 };
 
@@ -80,31 +76,31 @@ struct RowBlock {
 template <class Config>
 __device__ __forceinline__ void row_pass_producer(const RowPassParams& p, typename Config::Shared& shared,
                                                   const RowBlock& b) {
-  bool low[Config::kGroups];
-  int tiles = Config::kGroups * Config::kResident;
+  bool low[kPassGroups];
+  int tiles = kPassGroups * Config::kResident;
 #pragma unroll
-  for (int g = 0; g < Config::kGroups; ++g) {
+  for (int g = 0; g < kPassGroups; ++g) {
     low[g] = b.low(p, g);
     if (!low[g]) tiles -= Config::kLow;
   }
-  shared.ready.arrive_expecting(tiles * Config::kTileBytes);
+  shared.barriers.resident.arrive_expecting(tiles * Config::kTileBytes);
 #pragma unroll
-  for (int g = 0; g < Config::kGroups; ++g) {
+  for (int g = 0; g < kPassGroups; ++g) {
 #pragma unroll
     for (int i = 0; i < Config::kResident; ++i) {
       if (Config::is_low(i) && !low[g]) continue;
       load_tile<Config::kDim>(shared.resident[g][i], &p.queries[Config::operand(i)], b.query_row + g * 64,
-                              shared.ready);
+                              shared.barriers.resident);
     }
   }
   RingPosition<Config::kSlots> at;
   for (int32_t tile = b.tiles.begin; tile < b.tiles.end; ++tile) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      shared.empty[at.slot].wait(at.phase ^ 1);
-      shared.full[at.slot].arrive_expecting(Config::kTileBytes);
+      shared.barriers.empty[at.slot].wait(at.phase ^ 1);
+      shared.barriers.full[at.slot].arrive_expecting(Config::kTileBytes);
       load_tile<Config::kDim>(shared.slots[at.slot], i == 0 ? &p.keys : &p.values, b.key_row + tile * 64,
-                              shared.full[at.slot]);
+                              shared.barriers.full[at.slot]);
       at.advance(1);
     }
   }
@@ -228,13 +224,13 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
   if (own.count() <= 0) own = {rb.tiles.begin, rb.tiles.begin};
   const bool low = uniform(rb.low(p, group)) != 0;
 
-  shared.ready.wait(0);
+  shared.barriers.resident.wait(0);
   const auto operand = [&](int place) { return shared.resident[group][place]; };
   RingPosition<Config::kSlots> at;
   const auto pass_by = [&](int tiles) {  // seen by the other warpgroup only
     for (int i = 0; i < 2 * tiles; ++i) {
-      shared.full[at.slot].wait(at.phase);
-      shared.empty[at.slot].arrive_if(signals);
+      shared.barriers.full[at.slot].wait(at.phase);
+      shared.barriers.empty[at.slot].arrive_if(signals);
       at.advance(1);
     }
   };
@@ -245,7 +241,7 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
     const __half* values = shared.slots[value_at.slot];
     float s[32], e[32], b[32];
     uint32_t w[16];
-    shared.full[at.slot].wait(at.phase);
+    shared.barriers.full[at.slot].wait(at.phase);
     mma_fence();
     if constexpr (Config::kQInRegisters) {
       product_transposed<kDim, 64>(s, q, keys);
@@ -268,7 +264,7 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
                   exp2_fast(fmaf(s[2 * i + 1], row.logit[h], row.shift[h])));
     }
     pin(w);  // before B takes the registers of S
-    shared.full[value_at.slot].wait(value_at.phase);
+    shared.barriers.full[value_at.slot].wait(value_at.phase);
     mma_fence();
     product_transposed<kDim, 64>(b, operand(Config::kG), values);
     if constexpr (Config::kSolve) {
@@ -282,7 +278,7 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
     mma_wait<0>();
     pin(b);
     pin(e);
-    shared.empty[value_at.slot].arrive_if(signals);
+    shared.barriers.empty[value_at.slot].arrive_if(signals);
 
     const int32_t first_key = tile * 64;
     const bool whole = all_rows && first_key >= common.begin && first_key + 64 <= common.end;
@@ -307,7 +303,7 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
     mma_wait<0>();
     pin(target);
     pin(dq);
-    shared.empty[at.slot].arrive_if(signals);
+    shared.barriers.empty[at.slot].arrive_if(signals);
     at.advance(2);
   }
   pass_by(rb.tiles.end - own.end);
@@ -363,30 +359,15 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
 }
 
 template <int kDim, bool kSolve>
-__global__ void __launch_bounds__(RowPass<kDim, kSolve>::kThreads, 1)
-    row_pass_kernel(const __grid_constant__ RowPassParams p) {
+__global__ void __launch_bounds__(kPassThreads, 1) row_pass_kernel(const __grid_constant__ RowPassParams p) {
   using Config = RowPass<kDim, kSolve>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Config::Shared*>(memory);
   const RowBlock block(p, blockIdx.x);
   if (block.block.empty()) return;
-  if (threadIdx.x == 0) {
-    shared.ready.init(1);
-    for (int i = 0; i < Config::kSlots; ++i) {
-      shared.full[i].init(1);
-      shared.empty[i].init(Config::kGroups * 4);
-    }
-    barrier_init_fence();
-  }
-  __syncthreads();
-  const int group = uniform(threadIdx.x / kWarpgroup);
-  if (group == 0) {
-    give_registers<Config::kProducerRegisters>();
-    if (threadIdx.x == 0) row_pass_producer<Config>(p, shared, block);
-  } else {
-    take_registers<Config::kConsumerRegisters>();
-    row_pass_consumer<Config>(p, shared, block, group - 1);
-  }
+  run_pass_block(
+      shared.barriers, [&] { row_pass_producer<Config>(p, shared, block); },
+      [&](int group) { row_pass_consumer<Config>(p, shared, block, group); });
 }
 
 template <int kDim, bool kSolve>
@@ -398,7 +379,7 @@ Status launch_row_pass(const RowPassParams& params, cudaStream_t stream) {
   constexpr size_t bytes = sizeof(typename Config::Shared);
   static_assert(bytes <= 227 * 1024);
   if (Status s = allow_shared_memory(kernel, bytes, "the gradient of queries"); !s) return s;
-  kernel<<<static_cast<unsigned>(blocks), Config::kThreads, bytes, stream>>>(params);
+  kernel<<<static_cast<unsigned>(blocks), kPassThreads, bytes, stream>>>(params);
   return launched("the gradient of queries");
 }
 

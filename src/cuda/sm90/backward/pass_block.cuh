@@ -1,0 +1,71 @@
+// What the blocks of the row and the key pass have in common: a thread that copies, two warpgroups that multiply,
+// operands that stay and a ring of slots, one tile of 64 rows each.
+#pragma once
+
+#include "cuda/sm90/backward/records.hpp"
+#include "cuda/sm90/fragment.cuh"
+#include "cuda/sm90/ptx.cuh"
+#include "cuda/sm90/tiles.cuh"
+
+namespace lla::cuda::sm90 {
+
+inline constexpr int kPassGroups = 2;  // multiplying warpgroups
+inline constexpr int kPassThreads = (kPassGroups + 1) * kWarpgroup;
+inline constexpr int kPassProducerRegisters = 24, kPassConsumerRegisters = 240;
+
+template <int kSlots>
+struct PassBarriers {
+  Barrier resident;  // the operands that stay are there
+  Barrier full[kSlots];
+  Barrier empty[kSlots];
+
+  __device__ __forceinline__ void init() {
+    resident.init(1);
+    for (int i = 0; i < kSlots; ++i) {
+      full[i].init(1);
+      empty[i].init(kPassGroups * kGroupWarps);
+    }
+    barrier_init_fence();
+  }
+};
+
+// A position in the ring of slots.
+template <int kSlots>
+struct RingPosition {
+  int slot = 0;
+  uint32_t phase = 0;
+
+  __device__ __forceinline__ void advance(int by) {
+    slot += by;
+    if (slot >= kSlots) slot -= kSlots, phase ^= 1;
+  }
+  __device__ __forceinline__ RingPosition ahead(int by) const {
+    RingPosition r = *this;
+    r.advance(by);
+    return r;
+  }
+};
+
+template <int kDim>
+__device__ __forceinline__ void load_tile(__half* to, const CUtensorMap* map, int64_t row, Barrier& barrier) {
+#pragma unroll
+  for (int c = 0; c < kDim / 64; ++c) load_box(to + c * (64 * 64), map, c * 64, static_cast<int>(row), barrier);
+}
+
+// All threads of a block: `copy` in one of them, `multiply(group)` in the warpgroups.
+template <int kSlots, class Copy, class Multiply>
+__device__ __forceinline__ void run_pass_block(PassBarriers<kSlots>& barriers, const Copy& copy,
+                                               const Multiply& multiply) {
+  if (threadIdx.x == 0) barriers.init();
+  __syncthreads();
+  const int warpgroup = uniform(threadIdx.x / kWarpgroup);
+  if (warpgroup == 0) {
+    give_registers<kPassProducerRegisters>();
+    if (threadIdx.x == 0) copy();
+  } else {
+    take_registers<kPassConsumerRegisters>();
+    multiply(warpgroup - 1);
+  }
+}
+
+}  // namespace lla::cuda::sm90
