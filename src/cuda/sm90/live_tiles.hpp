@@ -29,47 +29,44 @@ LLA_WALK int larger(int a, int b) { return a > b ? a : b; }
 #endif
 }  // namespace detail
 
-// Which tiles of an item have a non-zero weight, a bit per tile and warpgroup. A tile without one adds exactly nothing
-// to any sum, so passes after the first skip it. Of tiles beyond the bits a warpgroup takes all it can see.
-template <int kWords, int kMembers>
+// Which tiles of an item have a non-zero weight, a bit per tile. A tile without one adds exactly nothing to any sum, so
+// passes after the first skip it. Tiles beyond the bits are all taken.
+template <int kWords>
 struct LiveTiles {
-  uint32_t bits[kMembers][kWords];
+  uint32_t bits[kWords];
 
-  LLA_WALK uint32_t word(int group, int index, TileRange visible) const {
-    return index < kWords ? bits[group][index]
-                          : bits_below(visible.end - 32 * index) & ~bits_below(visible.begin - 32 * index);
+  LLA_WALK uint32_t word(int index, int count) const {
+    return index < kWords ? bits[index] : below(count - 32 * index);
   }
   LLA_WALK int total(int count) const {
     int live = 0;
-    for (int word = 0; word < kWords && word * 32 < count; ++word)
-      live += detail::bit_count(bits[0][word] | bits[kMembers - 1][word]);
+    for (int word = 0; word < kWords && word * 32 < count; ++word) live += detail::bit_count(bits[word]);
     return live + detail::larger(0, count - kWords * 32);
   }
 
  private:
-  LLA_WALK static uint32_t bits_below(int n) { return n <= 0 ? 0u : n >= 32 ? ~0u : (1u << n) - 1; }
+  LLA_WALK static uint32_t below(int n) { return n <= 0 ? 0u : n >= 32 ? ~0u : (1u << n) - 1; }
 };
 
 struct Alone {
   LLA_WALK static uint32_t same(uint32_t bits) { return bits; }
 };
 
-// Steps through the tiles that are live for a warpgroup, 32 of them in registers at a time. Together: Alone for the
-// copying thread, WarpTogether for the warps that multiply, whose threads hold the same.
-template <int kWords, int kMembers, class Together>
+// Steps through the live tiles, 32 of them in a register at a time. Together: Alone for the copying thread,
+// WarpTogether for the warps that multiply, whose threads hold the same.
+template <int kWords, class Together>
 struct LiveWalk {
-  const LiveTiles<kWords, kMembers>* map;
-  TileRange visible[kMembers];  // of each warpgroup
-  int count;                    // tiles of the item
+  const LiveTiles<kWords>* map;
+  int count;  // tiles of the item
   int tile = -1;
-  uint32_t bits[kMembers] = {};
+  uint32_t bits = 0;
 
   // To the next live tile. Past the last one, `tile` is of no use.
   LLA_WALK void advance() {
     ++tile;
     while (tile < count) {
       if ((tile & 31) == 0) load();
-      const uint32_t rest = (bits[0] | bits[kMembers - 1]) >> (tile & 31);
+      const uint32_t rest = bits >> (tile & 31);
       if (rest != 0) {
         tile += detail::lowest_bit(rest);
         return;
@@ -77,11 +74,11 @@ struct LiveWalk {
       tile = (tile | 31) + 1;
     }
   }
-  // How many tiles from this one on a member takes without a gap; the walk moves to the last of them.
-  LLA_WALK int run(int member) {
+  // How many tiles from this one on are live without a gap; the walk moves to the last of them.
+  LLA_WALK int run() {
     const int first = tile;
     while (true) {
-      const uint32_t gaps = ~bits[member] >> (tile & 31);
+      const uint32_t gaps = ~bits >> (tile & 31);
       if (gaps != 0) {
         tile += detail::lowest_bit(gaps) - 1;
         break;
@@ -90,19 +87,16 @@ struct LiveWalk {
       if (tile + 1 >= count) break;
       ++tile;
       load();
-      if ((bits[member] & 1) == 0) {
+      if ((bits & 1) == 0) {
         --tile;
         break;
       }
     }
     return detail::smaller(tile, count - 1) - first + 1;
   }
-  LLA_WALK bool takes(int member) const { return (bits[member] >> (tile & 31)) & 1; }
 
  private:
-  LLA_WALK void load() {
-    for (int g = 0; g < kMembers; ++g) bits[g] = Together::same(map->word(g, tile >> 5, visible[g]));
-  }
+  LLA_WALK void load() { bits = Together::same(map->word(tile >> 5, count)); }
 };
 
 }  // namespace lla::cuda::sm90

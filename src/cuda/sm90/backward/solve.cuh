@@ -20,10 +20,9 @@ struct SolveProducer : Producer<Config> {
       this->load(this->values, b, i);
       this->load(this->keys, b, i);
     }
-    bool wanted[Config::kMembers];
-    const bool more = this->another_pass(wanted);
+    const bool more = this->another_pass();
     const int live = this->t.live[parity].total(b.tiles.count());
-    this->solve(b, live, parity, more, wanted);  // the consumers let go of what was fetched for nothing
+    this->solve(b, live, parity, more);  // the consumers let go of what was fetched for nothing
   }
 };
 
@@ -53,17 +52,10 @@ struct SolveConsumer : Consumer<Config> {
     for (int e = 0; e < kDim / 2; ++e) target[e] = 0;
     sums[0] = sums[1] = 0;
     const int count = uniform(this->tiles().count);
-    const TileRange own = uniform(this->tiles().own);
-    if (own.count() <= 0) {
-      this->pass_by(2 * count);
-    } else {
-      this->pass_by(2 * own.begin);
-      if (uniform(this->tiles().few_keys)) {
-        split_target(target, sums, most, d, own);
-      } else {
-        whole_target(target, sums, most, d, own);
-      }
-      this->pass_by(2 * (count - own.end));
+    if (uniform(this->tiles().few_keys)) {
+      split_target(target, sums, most, d, count);
+    } else if (count > 0) {
+      whole_target(target, sums, most, d, count);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -84,13 +76,13 @@ struct SolveConsumer : Consumer<Config> {
   // As in the passes of the solve: the next tile's scores and G Vᵀ are issued first, this tile's U K once the next
   // weights are made.
   __device__ __forceinline__ void whole_target(Vector& target, Pair<float>& sums, __half2 (&most)[2],
-                                               const Direction& d, TileRange own) {
+                                               const Direction& d, int count) {
     const TileRange clear = uniform(this->tiles().clear);
     Words w, u;
     Scores scores, gamma;
     define(scores);
     define(gamma);
-    int tile = own.begin;
+    int tile = 0;
     Slot value = next.take(), key = next.take();
     t.ring.wait(value);
     t.ring.wait(key);
@@ -106,7 +98,7 @@ struct SolveConsumer : Consumer<Config> {
       pin(u);
       this->keep_weights(w, tile);
       keep_largest(most, w);
-      if (++tile == own.end) break;
+      if (++tile == count) break;
       value = next.take();
       const Slot after = next.take();
       t.ring.wait(value);
@@ -153,9 +145,9 @@ struct SolveConsumer : Consumer<Config> {
 
   // The same with U in two parts, one tile after the other: for rows with few keys.
   __device__ __forceinline__ void split_target(Vector& target, Pair<float>& sums, __half2 (&most)[2],
-                                               const Direction& d, TileRange own) {
+                                               const Direction& d, int count) {
     const TileRange clear = uniform(this->tiles().clear);
-    for (int tile = own.begin; tile < own.end; ++tile) {
+    for (int tile = 0; tile < count; ++tile) {
       const Slot value = next.take(), key = next.take();
       Words w;
       Scores scores, gamma;
@@ -449,23 +441,23 @@ struct SolveConsumer : Consumer<Config> {
     this->begin(this->block());
     const bool active = prepare(this->block(), direction, d);
     const bool more = this->publish(active);
-    const bool other = this->other_needs_pass();
-    const int live = uniform(t.live[parity].total(this->tiles().count));
-    this->solve(direction, d, live, more, other);
-    if (more || other) release_ahead(min(live, kTilesAhead));
+    const int live = this->live_tiles();
+    this->solve(direction, d, live, more);
+    if (more) release_ahead(min(live, kTilesAhead));
     write_rows(this->block());
   }
 
   // After a pass the producer has fetched the first tiles and weights of one more.
   __device__ __forceinline__ void release_ahead(int ahead) {
-    auto walk = t.warp_walk(parity, this->member);
     for (int i = 0; i < ahead; ++i) {
-      this->pass_by(1);
-      walk.advance();
-      if (!Config::kCached || !walk.takes(this->member)) continue;
-      const auto slot = this->next_weights.take();
-      s.weight_ring[group].wait(slot);
-      s.weight_ring[group].release(slot);
+      const Slot slot = next.take();
+      t.ring.wait(slot);
+      t.ring.release(slot);
+      if constexpr (Config::kCached) {
+        const auto weights = this->next_weights.take();
+        s.weight_ring[group].wait(weights);
+        s.weight_ring[group].release(weights);
+      }
     }
   }
 };

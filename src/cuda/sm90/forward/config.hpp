@@ -17,11 +17,9 @@ struct ForwardConfig {
   static constexpr bool kCached = kCached_;  // weights kept in the workspace instead of recomputed in every pass
   static constexpr int kKeys = tile_keys(kDim);
   static constexpr int kGroups = 2;  // consumer warpgroups, 64 queries each
-  // Warpgroups that share a stream of tiles, and with it an item: each has its own, so that one multiplies while the
-  // other works on its vectors. (Sharing them halves what is read of the keys and costs a tenth of the time.)
-  static constexpr int kMembers = 1;
-  static constexpr int kStreams = kGroups / kMembers;
-  static constexpr int kItemRows = kMembers * kGroupRows;
+  // Each has an item and a stream of tiles of its own: one multiplies while the other works on its vectors. (To share
+  // them halves what is read of the keys, and costs a tenth of the time.)
+  static constexpr int kItemRows = kGroupRows;
   // Shared memory is full. D = 128: 2 x 3 x 20 KiB of tiles, 64 of residuals, and 2 x 2 x 10 of weights or 32 of
   // queries. D = 64: 2 x 3 x 16 of tiles and 2 x 3 x 16 of weights, or 2 x 4 x 16 of tiles and 16 of queries; 32.
   static constexpr int kStages = kDim == 128 || kCached ? 3 : 4;            // of a stream

@@ -13,7 +13,7 @@ namespace lla::cuda::sm90 {
 template <class Config>
 struct Consumer : Passes<Config> {
   using Base = Passes<Config>;
-  using Base::group, Base::member, Base::p, Base::parity, Base::rows, Base::s, Base::t, Base::tiles;
+  using Base::group, Base::p, Base::parity, Base::rows, Base::s, Base::t, Base::tiles;
   using typename Base::DirectionWords;
   using typename Base::Vector;
   static constexpr int kDim = Config::kDim, kKeys = Config::kKeys;
@@ -34,12 +34,12 @@ struct Consumer : Passes<Config> {
 
   __device__ __forceinline__ ForwardBlock block() const { return {p, t.item[parity], kKeys, Config::kItemRows}; }
 
-  // A warpgroup with few tiles can be a pass ahead of the other. Two decisions ahead, a barrier's parity would mean
-  // another one.
+  // With few tiles, which are fetched ahead, a warpgroup can end another pass before its last decision was seen. Two
+  // decisions ahead, a barrier's parity would mean another one.
   __device__ __forceinline__ void wait_acknowledged() {
     if (decisions > 0) t.acknowledged.wait((decisions - 1) & 1);
   }
-  // Tells the producer and the other warpgroup whether this one needs another pass.
+  // Tells the copying thread whether this warpgroup needs another pass.
   __device__ __forceinline__ bool publish(bool active) {
     wait_acknowledged();
     return decide(active);
@@ -47,17 +47,11 @@ struct Consumer : Passes<Config> {
   __device__ __forceinline__ bool decide(bool active) {
     const bool more = uniform(named_any(kGroupBarrier + group, kWarpgroup, active));
     if (threadIdx.x % kWarpgroup == 0) {
-      t.more[decisions & 1][member] = more;
+      t.more[decisions & 1] = more;
       t.decided.arrive();
     }
     ++decisions;
     return more;
-  }
-  __device__ __forceinline__ bool other_needs_pass() {
-    if constexpr (Config::kMembers == 1) return false;
-    const uint32_t last = (decisions - 1) & 1;
-    t.decided.wait(last);
-    return uniform(t.more[last][member ^ 1]) != 0;
   }
 
   __device__ __forceinline__ StepLimits limits() const {
@@ -99,16 +93,14 @@ struct Consumer : Passes<Config> {
   // Queries into shared memory, and what the passes need to know of the item.
   __device__ __forceinline__ void begin(const ForwardBlock& b) {
     const Lane lane = Base::own_lane();
-    const int first_row = b.block.first_row + member * kGroupRows;
+    const int first_row = b.block.first_row;
     if (lane.thread == 0) {
-      GroupTiles& to = t.member[member];
+      GroupTiles& to = t.tiles;
       to.first_row = first_row;
       to.first = b.tiles.begin;
       to.count = b.tiles.count();
       const KeyRange seen = visible_keys(p.shape, b.block, first_row, kGroupRows);
       to.few_keys = most_keys(p.shape, seen) <= 2 * kDim;
-      to.own = tiles_of(seen, kKeys);
-      to.own.begin -= to.first, to.own.end -= to.first;
       const KeyRange common = common_keys(p.shape, b.block, first_row, kGroupRows);
       to.clear = {(common.begin + kKeys - 1) / kKeys - to.first, common.end / kKeys - to.first};
       to.diagonal = first_row + b.block.length_k - b.block.length_q;
@@ -118,7 +110,7 @@ struct Consumer : Passes<Config> {
       to.key_norm = head.key_norm;
     }
     load_queries<kDim>(s.queries(group), s.row_scales(group), p, b.block, first_row, lane.thread);
-    for (int word = lane.thread; word < Config::kLiveWords; word += kWarpgroup) t.live[parity].bits[member][word] = 0;
+    for (int word = lane.thread; word < Config::kLiveWords; word += kWarpgroup) t.live[parity].bits[word] = 0;
     fence_async_proxy();
     sync_group();
     const float key_scale = tiles().key_scale;
@@ -212,28 +204,20 @@ struct Consumer : Passes<Config> {
     Direction d;
     begin(block());
     find_bounds();
-    bool more = publish(prepare(direction, d));
-    bool other = other_needs_pass();  // both have published, so the live tiles are known
-    const int live = uniform(t.live[parity].total(tiles().count));
-    solve(direction, d, live, more, other);
+    const bool more = publish(prepare(direction, d));
+    solve(direction, d, live_tiles(), more);
     write_x(direction, d);
     Vector acc;
     Pair<float> sums;
-    this->template weighted_pass<true>(acc, sums, direction, d, live);
+    this->template weighted_pass<true>(acc, sums, direction, d, live_tiles());
     write_output(acc, sums, d);
   }
 
-  // Until both warpgroups have stopped.
-  __device__ __forceinline__ void solve(DirectionWords& direction, Direction& d, int live, bool more, bool other) {
-    while (more || other) {
-      if (more) {
-        more = iterate(direction, d, live);
-      } else {  // the other warpgroup still needs its tiles
-        this->pass_by(live);
-        publish(false);
-      }
-      if (!more) other = other_needs_pass();
-    }
+  // Known once every warp of the group has been through the first pass: after the first decision.
+  __device__ __forceinline__ int live_tiles() const { return uniform(t.live[parity].total(tiles().count)); }
+
+  __device__ __forceinline__ void solve(DirectionWords& direction, Direction& d, int live, bool more) {
+    while (more) more = iterate(direction, d, live);
   }
 
   // x as the direction of the output pass.

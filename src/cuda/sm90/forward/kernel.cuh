@@ -10,12 +10,12 @@ __device__ __forceinline__ int own_warpgroup() { return uniform(threadIdx.x / kW
 __device__ __forceinline__ int own_warp() { return uniform(threadIdx.x / 32); }
 
 // What every block of a persistent kernel does: takes items until there are none, a warp of the first warpgroup for
-// each stream. Roles are one branch of a single if, as moving registers between them wants.
+// each of the others. Roles are one branch of a single if, as moving registers between them wants.
 template <class Config, class ProducerRole, class ConsumerRole>
 __device__ __forceinline__ void run_roles(int warpgroup, ProducerRole& producer, ConsumerRole& consumer) {
   if (warpgroup == 0) {
     give_registers<Config::kProducerRegisters>();
-    if (threadIdx.x % 32 != 0 || producer.stream_index >= Config::kStreams) return;
+    if (threadIdx.x % 32 != 0 || producer.group >= Config::kGroups) return;
     prefetch_map(producer.keys);
     prefetch_map(producer.values);
     for (uint32_t turn = 0;; ++turn) {

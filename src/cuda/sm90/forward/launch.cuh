@@ -11,7 +11,8 @@ Status launch_forward(const CUtensorMap& keys, const CUtensorMap& values, const 
                       cudaStream_t stream) {
   constexpr size_t kShared = sizeof(ForwardShared<Config>);
   static_assert(kShared <= 227 * 1024);
-  LLA_RETURN_IF_ERROR(allow_shared_memory(forward_kernel<Config>, kShared, "the Hopper forward kernel's shared memory"));
+  LLA_RETURN_IF_ERROR(
+      allow_shared_memory(forward_kernel<Config>, kShared, "the Hopper forward kernel's shared memory"));
   forward_kernel<Config><<<blocks, Config::kThreads, kShared, stream>>>(keys, values, params);
   return launched("the Hopper forward kernel");
 }

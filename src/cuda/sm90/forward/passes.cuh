@@ -31,18 +31,15 @@ struct Passes {
   ForwardShared<Config>& s;
   const ForwardParams& p;
   const int group;  // of the block
-  Stream<Config>& t = s.stream[group / Config::kMembers];
-  const int member = group % Config::kMembers;  // of the stream
-  Slot next;                                    // of the ring
+  Stream<Config>& t = s.stream[group];
+  Slot next;  // of the ring
   WeightSlot next_weights;
   int parity = 0;  // of the item
   RowLogits rows;
 
   __device__ __forceinline__ static Lane own_lane() { return Lane(threadIdx.x % kWarpgroup); }
-  __device__ __forceinline__ const GroupTiles& tiles() const { return t.member[member]; }
-  __device__ __forceinline__ __half* tile_at(const Slot& slot) const {
-    return s.tiles[group / Config::kMembers][slot.stage];
-  }
+  __device__ __forceinline__ const GroupTiles& tiles() const { return t.tiles; }
+  __device__ __forceinline__ __half* tile_at(const Slot& slot) const { return s.tiles[group][slot.stage]; }
 
   __device__ __forceinline__ void visible(Pair<KeyRange>& keys, const Lane& lane) const {
 #pragma unroll
@@ -64,13 +61,6 @@ struct Passes {
   // The assembler moves arithmetic past a wait for products, which then hides nothing, but not past a branch: this is
   // one. The tile is there and held, so nobody waits.
   __device__ __forceinline__ void finish_before(const Slot& held) const { t.ring.wait(held); }
-  __device__ __forceinline__ void pass_by(int slots) {
-    for (int i = 0; i < slots; ++i) {
-      const Slot slot = next.take();
-      t.ring.wait(slot);
-      t.ring.release(slot);
-    }
-  }
 
   // acc += U B, with the row sums of U behind it where ones make them; where not, they are added up in `sums`.
   __device__ __forceinline__ void add_product(Sums& acc, const Words& u, const __half* b) const {
@@ -106,12 +96,8 @@ struct Passes {
   __device__ __forceinline__ void largest_pass(Pair<float>& largest) {
     largest[0] = largest[1] = -INFINITY;
     const int count = uniform(tiles().count);
-    const TileRange own = uniform(tiles().own), clear = uniform(tiles().clear);
+    const TileRange clear = uniform(tiles().clear);
     for (int tile = 0; tile < count; ++tile) {
-      if (tile < own.begin || tile >= own.end) {
-        pass_by(1);
-        continue;
-      }
       const Slot key = next.take();
       Scores scores;
       define(scores);
@@ -138,9 +124,8 @@ struct Passes {
     omega[0] = omega[1] = 0;
     Pair<float> sums = {0, 0};
     const int count = uniform(tiles().count);
-    const TileRange own = uniform(tiles().own), clear = uniform(tiles().clear);
-    int tile = own.count() > 0 ? own.begin : count;
-    pass_by(2 * tile);
+    const TileRange clear = uniform(tiles().clear);
+    int tile = 0;
     if (tile < count) {
       Scores scores;
       Words w;
@@ -158,7 +143,7 @@ struct Passes {
         add_sums(sums, w);
         pin(w);
         t.ring.wait(value);
-        if (tile + 1 >= own.end) {
+        if (tile + 1 >= count) {
           mma_fence();
           add_product(keys, w, tile_at(key));
           product<kDim, kKeys>(mean_v, w, tile_at(value));
@@ -188,7 +173,6 @@ struct Passes {
         pack_scores<kKeys>(w, scores);
         key = next_key;
       }
-      pass_by(2 * (count - own.end));
     }
     finish_sums(omega, sums);
     separate(mean_k, omega, keys);
@@ -206,7 +190,7 @@ struct Passes {
 #pragma unroll
     for (int i = 0; i < kKeys / 4; ++i) any |= w[i];
     if (__any_sync(0xffffffffu, any != 0) && threadIdx.x % 32 == 0 && tile < Config::kLiveWords * 32) {
-      atomicOr(&t.live[parity].bits[member][tile / 32], 1u << (tile % 32));
+      atomicOr(&t.live[parity].bits[tile / 32], 1u << (tile % 32));
     }
     if constexpr (Config::kCached) {
       uint4* const block = p.weights + blockIdx.x * p.weights_stride;
@@ -284,7 +268,7 @@ struct Passes {
   struct Nothing {
     __device__ __forceinline__ void operator()() const {}
   };
-  // acc = Σ U k over this warpgroup's live tiles (Σ S v in the output pass) and the row sums of the rounded U. At the
+  // acc = Σ U k over the live tiles (Σ S v in the output pass) and the row sums of the rounded U. At the
   // end of every run of tiles, and so of the last, `meanwhile` is called with the run's last product under way.
   template <bool kOutput, class Meanwhile = Nothing>
   __device__ __forceinline__ void weighted_pass(Vector& acc, Pair<float>& sums, const DirectionWords& direction,
@@ -308,23 +292,15 @@ struct Passes {
   __device__ __forceinline__ void whole_tiles(Sums& acc, Pair<float>& sums, const DirectionWords& direction,
                                               const Direction& d, int live, const Meanwhile& meanwhile) {
     const TileRange clear = uniform(tiles().clear);
-    auto walk = t.warp_walk(parity, member);
+    auto walk = t.warp_walk(parity);
     Slot key = take_after(next, live > 0);
     int i = 0;
     Pair<float> own = {0, 0};  // this thread's part of the sums
     while (i < live) {
+      // A run of live tiles.
       walk.advance();
-      if (!walk.takes(member)) {
-        t.ring.wait(key);
-        t.ring.release(key);
-        key = take_after(key, i + 1 < live);
-        if (kOutput) pass_by(1);
-        ++i;
-        continue;
-      }
-      // A run of this warpgroup's tiles.
       int tile = walk.tile;
-      const int end = i + walk.run(member);
+      const int end = i + walk.run();
       Scores scores, e;
       Words u, w, centred;
       if constexpr (!Config::kCached) define(scores);
@@ -379,7 +355,7 @@ struct Passes {
   __device__ __forceinline__ void split_tiles(Vector& acc, Pair<float>& sums, const DirectionWords& direction,
                                               const Direction& d, int live) {
     const TileRange clear = uniform(tiles().clear);
-    auto walk = t.warp_walk(parity, member);
+    auto walk = t.warp_walk(parity);
     Slot key = take_after(next, live > 0);
     for (int i = 0; i < live; ++i) {
       walk.advance();
@@ -402,7 +378,7 @@ struct Passes {
       if (kOutput) t.ring.release(key);
       const Slot after = take_after(key, i + 1 < live), factor = take_factor<kOutput>(key);
       if (kOutput) t.ring.wait(factor);
-      if (mine) add_parts(acc, sums, e, tile_at(factor), 2);
+      add_parts(acc, sums, e, tile_at(factor), 2);
       t.ring.release(factor);
       key = after;
     }

@@ -13,8 +13,7 @@ namespace lla::cuda::sm90 {
 struct GroupTiles {
   int first_row;
   int first, count;  // tiles of the item
-  TileRange own;     // those this warpgroup can see, relative to the first
-  TileRange clear;   // those without a key that one of its rows does not see
+  TileRange clear;   // those without a key that one of its rows does not see, relative to the first
   int diagonal;      // first row + Lk - Lq
   int length_k;
   // No row sees more keys than twice the head dimension. The first steps of such rows are much larger than their
@@ -23,43 +22,32 @@ struct GroupTiles {
   float key_scale, key_norm;  // HeadScales
 };
 
-// Tiles, items and decisions of the warpgroups that work on an item together.
+// What goes between a warpgroup and the thread that copies for it: tiles, items and decisions.
 template <class Config>
 struct Stream {
-  using Live = LiveTiles<Config::kLiveWords, Config::kMembers>;
-  using ThreadWalk = LiveWalk<Config::kLiveWords, Config::kMembers, Alone>;
-  using WarpWalk = LiveWalk<Config::kLiveWords, Config::kMembers, WarpTogether>;
+  using ThreadWalk = LiveWalk<Config::kLiveWords, Alone>;
+  using WarpWalk = LiveWalk<Config::kLiveWords, WarpTogether>;
 
-  Ring<Config::kStages, Config::kMembers * kGroupWarps> ring;
+  Ring<Config::kStages, kGroupWarps> ring;
   Barrier item_full[2], item_empty[2];
-  Barrier decided;       // every member said whether it needs another pass
-  Barrier acknowledged;  // the producer has seen it
+  Barrier decided;       // the warpgroup said whether it needs another pass
+  Barrier acknowledged;  // the copying thread has seen it
   int64_t item[2];
-  int more[2][Config::kMembers];  // [decision parity][member]
-  GroupTiles member[Config::kMembers];
-  Live live[2];  // [item parity]
+  int more[2];  // [decision parity]
+  GroupTiles tiles;
+  LiveTiles<Config::kLiveWords> live[2];  // [item parity]
 
   __device__ __forceinline__ void init() {
     ring.init();
     for (int i = 0; i < 2; ++i) {
       item_full[i].init(1);
-      item_empty[i].init(Config::kMembers);
+      item_empty[i].init(1);
     }
-    decided.init(Config::kMembers);
+    decided.init(1);
     acknowledged.init(1);
   }
-  __device__ __forceinline__ ThreadWalk thread_walk(int parity) const {
-    ThreadWalk walk{&live[parity], {}, member[0].count};
-    for (int g = 0; g < Config::kMembers; ++g) walk.visible[g] = member[g].own;
-    return walk;
-  }
-  // By a member, from its own count: with few tiles another one may be at the next item already. (Where the visible
-  // tiles matter, beyond the bits, there are too many for that.)
-  __device__ __forceinline__ WarpWalk warp_walk(int parity, int own) const {
-    WarpWalk walk{&live[parity], {}, uniform(member[own].count)};
-    for (int g = 0; g < Config::kMembers; ++g) walk.visible[g] = uniform(member[g].own);
-    return walk;
-  }
+  __device__ __forceinline__ ThreadWalk thread_walk(int parity, int count) const { return {&live[parity], count}; }
+  __device__ __forceinline__ WarpWalk warp_walk(int parity) const { return {&live[parity], uniform(tiles.count)}; }
 };
 
 // Columns of ones beside 16 keys of a tile, whatever the swizzle.
@@ -84,14 +72,14 @@ struct alignas(1024) ForwardShared {
   static constexpr int kPlaceBytes = Config::kCached ? Config::kWeightStages * kWeightBytes : kOperand * 2;
   static_assert(kPlaceBytes >= kOperand * 2);
 
-  __half tiles[Config::kStreams][Config::kStages][Config::kTileElements];
+  __half tiles[Config::kGroups][Config::kStages][Config::kTileElements];
   // Fragment order. Before and after the solve: an operand (x's low part after it), then a scale for each row.
   float residual[Config::kGroups][kOperand];
   // A warpgroup's queries. With cached weights no pass needs them once the weights are there, whose ring takes their
   // place.
   unsigned char place[Config::kGroups][kPlaceBytes];
   Ones<Config::kOnes> ones;  // behind the tiles: their distance from one is not negative
-  Stream<Config> stream[Config::kStreams];
+  Stream<Config> stream[Config::kGroups];
   Ring<Config::kCached ? Config::kWeightStages : 1, kGroupWarps> weight_ring[Config::kGroups];
 
   __device__ __forceinline__ __half* queries(int group) { return reinterpret_cast<__half*>(place[group]); }
