@@ -359,22 +359,19 @@ struct Passes {
     Slot key = take_after(next, live > 0);
     for (int i = 0; i < live; ++i) {
       walk.advance();
-      const bool mine = walk.takes(member);
       Scores scores, e;
       Words w;
       if constexpr (!Config::kCached) define(scores);
       define(e);
       t.ring.wait(key);
-      if (mine) {
-        mma_fence();
-        issue_scores<kOutput>(scores, e, direction, key);
-        take_weights<1>(w, scores, walk.tile, clear);
-        mma_wait<0>();
-        pin(e);
-        weight_scores<kKeys>(e, w, d.scale, d.centre);
-        pin(e);
-        finish_before(key);
-      }
+      mma_fence();
+      issue_scores<kOutput>(scores, e, direction, key);
+      take_weights<1>(w, scores, walk.tile, clear);
+      mma_wait<0>();
+      pin(e);
+      weight_scores<kKeys>(e, w, d.scale, d.centre);
+      pin(e);
+      finish_before(key);
       if (kOutput) t.ring.release(key);
       const Slot after = take_after(key, i + 1 < live), factor = take_factor<kOutput>(key);
       if (kOutput) t.ring.wait(factor);
