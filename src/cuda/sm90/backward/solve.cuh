@@ -274,9 +274,13 @@ struct SolveConsumer : Consumer<Config> {
     target_pass(rhs, sums, largest, d);
     load_saved(mean, p.saved.mean_k, p.dim, b.block, own_rows, lane);
     if (lane.column == 0) {
+      Pair<KeyRange> keys;
+      this->visible(keys, lane);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float rest = solve.omega[r] > 0 ? fmaxf(solve.omega[r] - largest[r], 0.0f) / solve.omega[r] : 1.0f;
+        // The sum of weights may be too small by an ulp or two for every 16 keys: tensor cores round their sums down.
+        const float lost = 0x1p-26f * (keys[r].end - keys[r].begin);
+        const float rest = solve.omega[r] > 0 ? fmaxf(solve.omega[r] - largest[r], 0.0f) / solve.omega[r] + lost : 1.0f;
         if (!own_rows.exists[r]) continue;
         solve_params.starts[row_index(p, b.block, own_rows.row[r])].rest = static_cast<int16_t>(rest_exponent(rest));
       }
