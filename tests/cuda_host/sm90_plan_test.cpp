@@ -87,10 +87,11 @@ TEST(Sm90Plan, WindowShrinksTheCache) {
 TEST(Sm90Plan, CachesWeightsWhereItPays) {
   for (const auto& [length, dim, pays] : {std::tuple{256, 128, false},
                                           {1024, 128, true},
-                                          {4096, 128, false},
+                                          {16384, 128, true},
+                                          {65536, 128, false},
                                           {256, 64, false},
-                                          {4096, 64, true},
-                                          {16384, 64, false}}) {
+                                          {2048, 64, true},
+                                          {4096, 64, false}}) {
     const core::Plan planned = plan(problem(1, 8, length, dim), kH200);
     EXPECT_EQ(planned.cached_weights, pays) << length << " " << dim;
   }

@@ -107,6 +107,30 @@ TEST_P(Execution, SameInputSameBits) {
   }
 }
 
+// With every multiprocessor at work, where timing differs from run to run: a race would show, if anywhere, here.
+TEST_P(Execution, AFullMachineRepeatsItself) {
+  for (const int dim : {64, 128}) {
+    for (const lla_weights weights : {LLA_WEIGHTS_CACHED, LLA_WEIGHTS_RECOMPUTE}) {
+      Spec spec = self_attention(reduced() ? 256 : 1500, dim, reduced() ? 2 : 32, 1);
+      spec.dtype = DType::bf16;
+      spec.out_dtype = DType::f32;
+      spec.ridge = RidgeShape::token;
+      spec.options.weights = weights;
+      if (!takes(spec)) continue;
+      const Inputs inputs = make_inputs(spec, data::Kind::randn, 0.1, 2);
+      Calls calls(spec, inputs, implementation());
+      calls.issue(nullptr);
+      calls.memory.synchronize();
+      const auto want = calls.results();
+      for (int repeat = 0; repeat < (reduced() ? 1 : 4); ++repeat) {
+        for (int i = 0; i < 5; ++i) calls.issue(nullptr);  // one behind the other
+        calls.memory.synchronize();
+        expect_identical(calls.results(), want);
+      }
+    }
+  }
+}
+
 TEST_P(Execution, AnyStream) {
   const Spec spec = some_spec();
   LLA_SKIP_UNLESS_TAKEN(spec);
