@@ -1,7 +1,7 @@
 // Conjugate gradients, matrix-free: A u = (U K - sum(U) mean_k) / omega + ridge u with U = w (u.k - u.mean_k). A row
 // stops at its tolerance, a block when all its rows have. Vectors of a row live in the row arrays: they are touched
 // once an iteration, the keys in between.
-#include "cuda/portable/launch.cuh"
+#include "cuda/common/launch.cuh"
 #include "cuda/portable/rows.cuh"
 
 namespace lla::cuda::portable {
@@ -207,8 +207,8 @@ Status launch_cg(const Arguments<T>& a, cudaStream_t stream) {
   return with_bucket(dim_bucket(p.dim, p.value_dim), [&](auto bucket) {
     using C = Config<T, bucket.value>;
     static_assert(C::shared_bytes(2, 1) <= kSharedMemoryLimit);
-    return launch_blocks<T>(cg_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch),
-                            C::kThreads, C::shared_bytes(2, 1), a, stream, "launching the conjugate-gradient kernel");
+    return launch(cg_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch), C::kThreads,
+                  C::shared_bytes(2, 1), stream, "launching the conjugate-gradient kernel", a);
   });
 }
 

@@ -1,8 +1,8 @@
 // The direct solver: per row, form A about a point near the mean key, factor it, and in the forward write the output.
 // Everything in double, for it takes the rows conjugate gradients in float cannot do: there x is dominated by
 // directions in which the keys hardly vary, and the product of such an x with a key loses all digits of a float.
+#include "cuda/common/launch.cuh"
 #include "cuda/portable/factor.cuh"
-#include "cuda/portable/launch.cuh"
 #include "cuda/portable/rows.cuh"
 
 namespace lla::cuda::portable {
@@ -302,8 +302,8 @@ __global__ void __launch_bounds__(D::kThreads) direct_kernel(const __grid_consta
 
 template <class T>
 Status launch_direct(const Arguments<T>& a, cudaStream_t stream) {
-  return launch_blocks<T>(direct_kernel<T>, a.problem.rows() == 0 ? 0 : a.direct_blocks, D::kThreads,
-                          D::shared_bytes(a.problem.dim), a, stream, "launching the direct solver");
+  return launch(direct_kernel<T>, a.problem.rows() == 0 ? 0 : a.direct_blocks, D::kThreads,
+                D::shared_bytes(a.problem.dim), stream, "launching the direct solver", a);
 }
 
 template Status launch_direct<float>(const Arguments<float>&, cudaStream_t);

@@ -1,6 +1,6 @@
 // Gradients that belong to keys: the block owns keys and walks over the queries that see them, all heads of their
 // group, in one fixed order. dv = sum of p a G, dk = sum of scale p (a b - c) q + p b x - p a y (a, b, c as in dq.cu).
-#include "cuda/portable/launch.cuh"
+#include "cuda/common/launch.cuh"
 #include "cuda/portable/rows.cuh"
 
 namespace lla::cuda::portable {
@@ -191,8 +191,8 @@ Status launch_dkdv(const Arguments<T>& a, cudaStream_t stream) {
   return with_bucket(dim_bucket(p.dim, p.value_dim), [&](auto bucket) {
     using C = Config<T, bucket.value>;
     static_assert(C::shared_bytes(2, 1) <= kSharedMemoryLimit);
-    return launch_blocks<T>(dkdv_kernel<T, bucket.value>, tile_blocks(p.seqlen_k, C::kOwn, p.heads_kv, p.batch),
-                            C::kThreads, C::shared_bytes(2, 1), a, stream, "launching the dk and dv kernel");
+    return launch(dkdv_kernel<T, bucket.value>, tile_blocks(p.seqlen_k, C::kOwn, p.heads_kv, p.batch), C::kThreads,
+                  C::shared_bytes(2, 1), stream, "launching the dk and dv kernel", a);
   });
 }
 

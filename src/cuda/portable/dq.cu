@@ -1,7 +1,7 @@
 // Gradients that belong to queries. With a = 1 + (k - mean_k).x, b = G.v - G.mean_v - (k - mean_k).y and c = sum of p a
 // b: dq = scale (sum of p a b k - c mean_k) + y, and the ridge's is -x y. Leaves the row's constants for the pass over
 // queries.
-#include "cuda/portable/launch.cuh"
+#include "cuda/common/launch.cuh"
 #include "cuda/portable/rows.cuh"
 
 namespace lla::cuda::portable {
@@ -142,8 +142,8 @@ Status launch_dq(const Arguments<T>& a, cudaStream_t stream) {
   return with_bucket(dim_bucket(p.dim, p.value_dim), [&](auto bucket) {
     using C = Config<T, bucket.value>;
     static_assert(C::shared_bytes(4, 1) <= kSharedMemoryLimit);
-    return launch_blocks<T>(dq_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch),
-                            C::kThreads, C::shared_bytes(4, 1), a, stream, "launching the dq kernel");
+    return launch(dq_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch), C::kThreads,
+                  C::shared_bytes(4, 1), stream, "launching the dq kernel", a);
   });
 }
 

@@ -1,5 +1,5 @@
 // Gradient of a ridge shared by many rows: their sum, in one fixed order.
-#include "cuda/portable/launch.cuh"
+#include "cuda/common/launch.cuh"
 #include "cuda/portable/rows.cuh"
 
 namespace lla::cuda::portable {
@@ -35,8 +35,8 @@ template <class T>
 Status launch_dridge(const Arguments<T>& a, cudaStream_t stream) {
   const core::Problem& p = a.problem;
   if (p.ridge != core::RidgeShape::head && p.ridge != core::RidgeShape::scalar) return {};
-  return launch_blocks<T>(dridge_kernel<T>, p.ridge == core::RidgeShape::head ? p.heads_q : 1, kThreads, 0, a, stream,
-                          "launching the ridge gradient's sum");
+  return launch(dridge_kernel<T>, p.ridge == core::RidgeShape::head ? p.heads_q : 1, kThreads, 0, stream,
+                "launching the ridge gradient's sum", a);
 }
 
 template Status launch_dridge<float>(const Arguments<float>&, cudaStream_t);

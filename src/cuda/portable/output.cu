@@ -1,5 +1,5 @@
 // Last pass of the forward: o = mean_v + (S V - sum(S) mean_v) / omega with S = w ((k - mean_k).x).
-#include "cuda/portable/launch.cuh"
+#include "cuda/common/launch.cuh"
 #include "cuda/portable/rows.cuh"
 
 namespace lla::cuda::portable {
@@ -94,8 +94,8 @@ Status launch_output(const Arguments<T>& a, cudaStream_t stream) {
   return with_bucket(dim_bucket(p.dim, p.value_dim), [&](auto bucket) {
     using C = Config<T, bucket.value>;
     static_assert(C::shared_bytes(2, 1) <= kSharedMemoryLimit);
-    return launch_blocks<T>(output_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch),
-                            C::kThreads, C::shared_bytes(2, 1), a, stream, "launching the output kernel");
+    return launch(output_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch), C::kThreads,
+                  C::shared_bytes(2, 1), stream, "launching the output kernel", a);
   });
 }
 

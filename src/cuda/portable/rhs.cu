@@ -4,7 +4,7 @@
 // Where one key has nearly all the weight, its G.v - tau is a difference of equal numbers and tau's own rounding would
 // be all that is left of it. The weighted sum of the differences as computed says by how much tau misses; the later
 // passes subtract that too, so that the differences sum to zero as they must.
-#include "cuda/portable/launch.cuh"
+#include "cuda/common/launch.cuh"
 #include "cuda/portable/rows.cuh"
 
 namespace lla::cuda::portable {
@@ -115,8 +115,8 @@ Status launch_rhs(const Arguments<T>& a, cudaStream_t stream) {
   return with_bucket(dim_bucket(p.dim, p.value_dim), [&](auto bucket) {
     using C = Config<T, bucket.value>;
     static_assert(C::shared_bytes(2, 1) <= kSharedMemoryLimit);
-    return launch_blocks<T>(rhs_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch),
-                            C::kThreads, C::shared_bytes(2, 1), a, stream, "launching the right-hand-side kernel");
+    return launch(rhs_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch), C::kThreads,
+                  C::shared_bytes(2, 1), stream, "launching the right-hand-side kernel", a);
   });
 }
 

@@ -1,5 +1,5 @@
 // First pass of forward and backward: what each row sees, its integer maximum, omega and the mean key and value.
-#include "cuda/portable/launch.cuh"
+#include "cuda/common/launch.cuh"
 #include "cuda/portable/rows.cuh"
 
 namespace lla::cuda::portable {
@@ -195,8 +195,8 @@ Status launch_stats(const Arguments<T>& a, cudaStream_t stream) {
   return with_bucket(dim_bucket(p.dim, p.value_dim), [&](auto bucket) {
     using C = Config<T, bucket.value>;
     static_assert(C::shared_bytes(1, 2) <= kSharedMemoryLimit);
-    return launch_blocks<T>(stats_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch),
-                            C::kThreads, C::shared_bytes(1, 2), a, stream, "launching the statistics kernel");
+    return launch(stats_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch), C::kThreads,
+                  C::shared_bytes(1, 2), stream, "launching the statistics kernel", a);
   });
 }
 

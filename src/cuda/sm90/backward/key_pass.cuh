@@ -6,7 +6,7 @@
 // have; then, element by element, P a, P b and dS; then dv += (P a) G, dk += (P b) X + (P a) (-Y) + dS Q.
 #pragma once
 
-#include "cuda/common/runtime.hpp"
+#include "cuda/common/launch.cuh"
 #include "cuda/sm90/backward/key_pass.hpp"
 #include "cuda/sm90/backward/pass_block.cuh"
 #include "cuda/sm90/backward/store.cuh"
@@ -406,13 +406,10 @@ Status launch_key_pass(const KeyPassParams& params, cudaStream_t stream) {
   using Config = KeyPass<kDim, kSolve>;
   const int64_t blocks =
       (int64_t{params.shape.seqlen_k} + kKeyBlock - 1) / kKeyBlock * params.shape.batch * params.heads_kv;
-  if (blocks == 0) return {};
-  const auto kernel = key_pass_kernel<kDim, kSolve>;
-  constexpr size_t bytes = sizeof(typename Config::Shared);
-  static_assert(bytes <= 227 * 1024);
-  if (Status s = allow_shared_memory(kernel, bytes, "the gradient of keys and values"); !s) return s;
-  kernel<<<static_cast<unsigned>(blocks), kPassThreads, bytes, stream>>>(params);
-  return launched("the gradient of keys and values");
+  constexpr size_t kShared = sizeof(typename Config::Shared);
+  static_assert(kShared <= 227 * 1024);
+  return launch(key_pass_kernel<kDim, kSolve>, blocks, kPassThreads, kShared, stream, "the gradient of keys and values",
+                params);
 }
 
 }  // namespace lla::cuda::sm90

@@ -5,7 +5,7 @@
 // at the end gives back what rounding took from the sum of U, which is zero in exact arithmetic.
 #pragma once
 
-#include "cuda/common/runtime.hpp"
+#include "cuda/common/launch.cuh"
 #include "cuda/sm90/backward/pass_block.cuh"
 #include "cuda/sm90/backward/row_pass.hpp"
 #include "cuda/sm90/forward/rows_io.cuh"
@@ -373,14 +373,10 @@ __global__ void __launch_bounds__(kPassThreads, 1) row_pass_kernel(const __grid_
 template <int kDim, bool kSolve>
 Status launch_row_pass(const RowPassParams& params, cudaStream_t stream) {
   using Config = RowPass<kDim, kSolve>;
-  const int64_t blocks = params.shape.items();
-  if (blocks == 0) return {};
-  const auto kernel = row_pass_kernel<kDim, kSolve>;
-  constexpr size_t bytes = sizeof(typename Config::Shared);
-  static_assert(bytes <= 227 * 1024);
-  if (Status s = allow_shared_memory(kernel, bytes, "the gradient of queries"); !s) return s;
-  kernel<<<static_cast<unsigned>(blocks), kPassThreads, bytes, stream>>>(params);
-  return launched("the gradient of queries");
+  constexpr size_t kShared = sizeof(typename Config::Shared);
+  static_assert(kShared <= 227 * 1024);
+  return launch(row_pass_kernel<kDim, kSolve>, params.shape.items(), kPassThreads, kShared, stream,
+                "the gradient of queries", params);
 }
 
 }  // namespace lla::cuda::sm90

@@ -4,7 +4,7 @@
 //   3. c = Σ λ x y + x·r from the last residual, without another pass
 #pragma once
 
-#include "cuda/common/runtime.hpp"
+#include "cuda/common/launch.cuh"
 #include "cuda/sm90/backward/bounds.cuh"
 #include "cuda/sm90/backward/solve.hpp"
 #include "cuda/sm90/forward/kernel.cuh"
@@ -484,11 +484,8 @@ template <int kDim, bool kCached>
 Status launch_solve(const CUtensorMap& keys, const CUtensorMap& values, const SolveParams& params, int workers,
                     cudaStream_t stream) {
   using Config = ForwardConfig<kDim, kCached>;
-  const auto kernel = solve_kernel<kDim, kCached>;
-  constexpr size_t bytes = sizeof(ForwardShared<Config>);
-  if (Status s = allow_shared_memory(kernel, bytes, "the solve of the backward pass"); !s) return s;
-  kernel<<<workers, Config::kThreads, bytes, stream>>>(keys, values, params);
-  return launched("the solve of the backward pass");
+  return launch(solve_kernel<kDim, kCached>, workers, Config::kThreads, sizeof(ForwardShared<Config>), stream,
+                "the solve of the backward pass", keys, values, params);
 }
 
 }  // namespace lla::cuda::sm90

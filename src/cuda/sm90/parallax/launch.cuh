@@ -1,6 +1,6 @@
 #pragma once
 
-#include "cuda/common/runtime.hpp"
+#include "cuda/common/launch.cuh"
 #include "cuda/sm90/parallax/kernel.cuh"
 #include "cuda/sm90/parallax/launch.hpp"
 
@@ -11,9 +11,8 @@ Status launch_parallax(const CUtensorMap& keys, const CUtensorMap& values, const
                        cudaStream_t stream) {
   constexpr size_t kShared = sizeof(ParallaxShared<Config>);
   static_assert(kShared <= 227 * 1024);
-  LLA_RETURN_IF_ERROR(allow_shared_memory(parallax_kernel<Config>, kShared, "the Hopper kernel's shared memory"));
-  parallax_kernel<Config><<<blocks, Config::kThreads, kShared, stream>>>(keys, values, params);
-  return launched("the Hopper kernel for a given x");
+  return launch(parallax_kernel<Config>, blocks, Config::kThreads, kShared, stream, "the Hopper kernel for a given x",
+                keys, values, params);
 }
 
 }  // namespace lla::cuda::sm90
