@@ -1,5 +1,7 @@
 #include "common/random.hpp"
 
+#include "cpu/targets.hpp"  // before Highway
+
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "common/random.cpp"
 #include <hwy/foreach_target.h>
