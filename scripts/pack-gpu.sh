@@ -2,7 +2,7 @@
 # Collects what a machine with a GPU but without this build needs into one folder: the GPU tests and the lla command,
 # where they were built, their shared libraries, and the golden data.
 #   scripts/pack-gpu.sh [build folder] [target folder]
-# There: LLA_TEST_DATA=FOLDER FOLDER/gpu_test            (LLA_TEST_REDUCED=1 for a short list, as under compute-sanitizer)
+# There: FOLDER/check-gpu.sh FOLDER, or LLA_TEST_DATA=FOLDER FOLDER/gpu_test   (LLA_TEST_REDUCED=1 for a short list)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:-build}
@@ -22,4 +22,5 @@ for name in gpu_test lla; do
 done
 [ "$packed" -gt 0 ] || { echo "nothing to pack: build gpu_test or lla in $build first" >&2; exit 1; }
 install -m 644 tests/golden/golden.bin "$target/"
+install -m 755 scripts/check-gpu.sh "$target/"
 echo "$target: $(ls "$target" | tr '\n' ' ')"

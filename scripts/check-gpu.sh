@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# On a machine with a GPU: all of gpu_test, its short list under compute-sanitizer, then the benchmark tables.
+#   scripts/check-gpu.sh [folder with gpu_test and lla]      (default: build/release/bin; else what pack-gpu.sh made)
+# Logs go to FOLDER/gpu-logs. SANITIZE=0 leaves compute-sanitizer out, BENCH=0 the tables, JOBS=N sets how many
+# processes share the tests. Exit code: 0 when every test passed and every tool that ended found nothing,
+# 2 when there was nothing to run.
+set -uo pipefail
+folder=${1:-$(dirname "$0")/../build/release/bin}
+cd "$folder" || exit 2
+[ -x gpu_test ] || { echo "no gpu_test in $PWD" >&2; exit 2; }
+[ -f golden.bin ] && export LLA_TEST_DATA=$PWD
+export LD_LIBRARY_PATH=$PWD${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+logs=gpu-logs
+jobs=${JOBS:-$(nproc)}
+failed=0
+rm -rf "$logs" && mkdir "$logs"
+
+shard() { GTEST_TOTAL_SHARDS=$jobs GTEST_SHARD_INDEX=$1 ./gpu_test > "$logs/test.$1.log" 2>&1; }
+for ((i = 0; i < jobs; ++i)); do shard "$i" & done
+for ((i = 0; i < jobs; ++i)); do wait -n || failed=1; done
+ran=$(grep -h '^\[==========\].*ran' "$logs"/test.*.log | awk '{ n += $2 } END { print n + 0 }')
+echo "gpu_test: $ran tests run, $(grep -hE '^\[  SKIPPED \].*\)$' "$logs"/test.*.log | wc -l) skipped"
+[ "$ran" -gt 0 ] || failed=1
+if grep -qhm1 'no CUDA device' "$logs"/test.*.log; then
+  echo "no CUDA device here: nothing was tested" >&2
+  exit 2
+fi
+grep -hE '^\[  FAILED  \] [A-Z].*\)$' "$logs"/test.*.log | sort -u
+
+if [ "${SANITIZE:-1}" != 0 ] && command -v compute-sanitizer > /dev/null; then
+  for tool in memcheck synccheck initcheck racecheck; do
+    timeout "${SECONDS_PER_TOOL:-300}" compute-sanitizer --tool $tool ./gpu_test --gtest_filter='Gpu/Sanitize.*' \
+      > "$logs/$tool.log" 2>&1
+    code=$?
+    summary=$(grep -hE '(ERROR|RACECHECK) SUMMARY' "$logs/$tool.log" | tail -1)
+    if [ $code = 124 ]; then
+      echo "$tool: not ended after ${SECONDS_PER_TOOL:-300} s, $(grep -c 'Error:' "$logs/$tool.log") reports so far"
+    else
+      echo "$tool: ${summary:-exit code $code}"
+      [ $code = 0 ] && grep -qE ' 0 (errors|hazards)' <<< "$summary" || failed=1
+    fi
+  done
+fi
+
+if [ "${BENCH:-1}" != 0 ] && [ -x lla ]; then
+  for pass in forward backward; do
+    ./lla bench $pass --device cuda --table --seconds 0.2 --json "$logs/$pass.json" | tee "$logs/$pass.md" || failed=1
+  done
+fi
+exit $failed
