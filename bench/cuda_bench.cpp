@@ -226,7 +226,11 @@ struct CudaBench::Shared {
     Timer timer(device);
     const bool backward = c.what == What::backward;
     if (c.what != What::cg) {
-      const auto times = timer.run([&] { backward ? call.backward() : call.forward(); }, c.seconds, progress);
+      const auto once = [&] { backward ? call.backward() : call.forward(); };
+      once();
+      const std::vector<std::byte> bits = call.output_bits(backward);
+      const auto times = timer.run(once, c.seconds, progress);
+      if (call.output_bits(backward) != bits) throw std::runtime_error("not timed, because two runs differ");
       result.seconds = times[times.size() / 2];
       result.fastest = times.front();
       result.slowest = times.back();

@@ -57,6 +57,12 @@ DeviceArray::DeviceArray(DType dtype, const std::vector<double>& values)
 
 void DeviceArray::Free::operator()(void* p) const { cudaFree(p); }
 
+std::vector<std::byte> DeviceArray::copy() const {
+  std::vector<std::byte> host(bytes_);
+  require_cuda(cudaMemcpy(host.data(), data(), bytes_, cudaMemcpyDeviceToHost), "copying from the device");
+  return host;
+}
+
 std::vector<double> DeviceArray::values(DType dtype, int64_t elements) const {
   std::vector<std::byte> host(static_cast<size_t>(elements * core::size_of(dtype)));
   require_cuda(cudaMemcpy(host.data(), data(), host.size(), cudaMemcpyDeviceToHost), "copying from the device");
@@ -195,6 +201,17 @@ void CudaCall::poison_outputs() {
   for (DeviceArray* t : {&o_, &dq_, &dk_, &dv_, &dridge_}) {
     if (t->data() != nullptr) t->poison();
   }
+}
+
+std::vector<std::byte> CudaCall::output_bits(bool gradients) const {
+  if (!gradients) return o_.copy();
+  std::vector<std::byte> bits;
+  for (const DeviceArray* t : {&dq_, &dk_, &dv_, &dridge_}) {
+    if (t->data() == nullptr) continue;
+    const std::vector<std::byte> part = t->copy();
+    bits.insert(bits.end(), part.begin(), part.end());
+  }
+  return bits;
 }
 
 }  // namespace lla::bench

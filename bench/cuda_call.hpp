@@ -1,6 +1,7 @@
 // One CUDA problem with its device memory, ready to be run again and again. Throws std::runtime_error with the reason.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <vector>
 
@@ -18,6 +19,7 @@ class DeviceArray {
 
   void* data() const { return memory_.get(); }
   size_t bytes() const { return bytes_; }
+  std::vector<std::byte> copy() const;
   std::vector<double> values(DType dtype, int64_t elements) const;
   void poison();  // NaN in every floating type
 
@@ -55,6 +57,8 @@ class CudaCall {
   std::vector<double> dridge_or_dx() const;
   std::vector<double> iterations() const { return iterations_.values(DType::i32, rows_); }  // (batch, heads, length)
   void poison_outputs();
+  // Every bit of o, or of the gradients: what must not change from run to run.
+  std::vector<std::byte> output_bits(bool gradients) const;
 
  private:
   void give_workspaces();

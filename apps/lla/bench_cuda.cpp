@@ -1,5 +1,6 @@
 // `lla bench ... --device cuda`: median time with the L2 cache flushed, iterations executed, useful TFLOP/s. A case
-// whose result is not accurate gets no time: the command fails and says which output is off by how much.
+// whose result is not accurate, or not the same after all timed runs as after the first, gets no time: the command
+// fails and says why.
 #include <stdexcept>
 
 #include <fmt/core.h>
