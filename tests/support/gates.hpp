@@ -31,13 +31,6 @@ inline Gates accuracy_gates(DType dtype, double ridge) {
   }
 }
 
-// Of f32 outputs from 16-bit inputs. With x given, sm90 takes weights, and weights times E, rounded to fp16: twice
-// 2^-12 at the most. That is far less than bf16 outputs lose, and a quarter of what sm90 promises.
-inline double wide_output_gate(const std::string& implementation, const Spec& spec) {
-  const bool rounds_twice = implementation == "sm90" && spec.ridge == RidgeShape::none;
-  return rounds_twice ? 0x1p-11 : accuracy_gates(DType::f32, 0.1).output;
-}
-
 // Between two runs of the same implementation that may only differ in the order of additions.
 inline double rounding_gate(DType dtype) { return dtype == DType::f64 ? 1e-10 : dtype == DType::f32 ? 2e-5 : 8e-3; }
 
