@@ -64,8 +64,7 @@ std::vector<std::byte> DeviceArray::copy() const {
 }
 
 std::vector<double> DeviceArray::values(DType dtype, int64_t elements) const {
-  std::vector<std::byte> host(static_cast<size_t>(elements * core::size_of(dtype)));
-  require_cuda(cudaMemcpy(host.data(), data(), host.size(), cudaMemcpyDeviceToHost), "copying from the device");
+  const std::vector<std::byte> host = copy();
   std::vector<double> out(static_cast<size_t>(elements));
   for (size_t i = 0; i < out.size(); ++i) {
     out[i] = dtype == DType::i32 ? reinterpret_cast<const int32_t*>(host.data())[i]

@@ -1,5 +1,4 @@
-// The rings between the copying thread and the two multiplying warpgroups: of key and value tiles, which both read, and
-// of cached weights, where each has its own.
+// The rings between copying threads and multiplying warpgroups: of key and value tiles, and of cached weights.
 //
 // Both sides go through a ring in the same order, so what comes next needs no name: a slot is a stage and the parity of
 // its phase. Passes of the solve begin with K0 K1, and so does the output pass after them (K0 K1 V0 K2 V1 ... V(n-1)):

@@ -1,7 +1,7 @@
 // Operands and constants of the query rows: one kernel, bound by memory.
 // A row that is not finite anywhere (in q, G, or in what the forward saved of it) gets zero operands and NaN constants:
 // so its own gradients and those of the keys it sees become NaN, and nothing else does.
-#include "cuda/common/runtime.hpp"
+#include "cuda/common/launch.cuh"
 #include "cuda/sm90/backward/query_rows.cuh"
 
 namespace lla::cuda::sm90 {
@@ -202,13 +202,10 @@ auto operands_kernel_of(bool solve, bool fast) {
 }  // namespace
 
 Status run_operands(const OperandParams& params, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(operand_blocks(params.shape));
-  if (blocks == 0) return {};
   const bool solve = params.y.data != nullptr;
   const bool fast = fast_rows(params.q, false) && fast_rows(params.g, false) && (solve || fast_rows(params.x, false));
   const auto kernel = params.padded == 64 ? operands_kernel_of<64>(solve, fast) : operands_kernel_of<128>(solve, fast);
-  kernel<<<blocks, kThreads, 0, stream>>>(params);
-  return launched("the operands of the backward pass");
+  return launch(kernel, operand_blocks(params.shape), kThreads, 0, stream, "the operands of the backward pass", params);
 }
 
 Status run_ridge_sum(const RidgeSumParams& params, cudaStream_t stream) {

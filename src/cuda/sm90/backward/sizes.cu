@@ -1,5 +1,5 @@
 // Where x is given nobody has seen the rows yet: their sizes and each head's largest exponents, in a kernel of its own.
-#include "cuda/common/runtime.hpp"
+#include "cuda/common/launch.cuh"
 #include "cuda/sm90/backward/query_rows.cuh"
 
 namespace lla::cuda::sm90 {
@@ -91,13 +91,11 @@ __global__ void __launch_bounds__(kOperandThreads, kFast ? 4 : 3)
 }  // namespace
 
 Status run_sizes(const OperandParams& params, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(operand_blocks(params.shape));
-  if (blocks == 0) return {};
   const bool fast = fast_rows(params.q, false) && fast_rows(params.g, false) && fast_rows(params.x, false);
   const auto kernel = params.padded == 64 ? (fast ? sizes_kernel<64, true> : sizes_kernel<64, false>)
                                           : (fast ? sizes_kernel<128, true> : sizes_kernel<128, false>);
-  kernel<<<blocks, kOperandThreads, 0, stream>>>(params);
-  return launched("the sizes of the backward's operands");
+  return launch(kernel, operand_blocks(params.shape), kOperandThreads, 0, stream,
+                "the sizes of the backward's operands", params);
 }
 
 }  // namespace lla::cuda::sm90
