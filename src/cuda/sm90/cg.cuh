@@ -134,40 +134,37 @@ __device__ __forceinline__ void finish_direction(Direction& d, const Pair<float>
   }
 }
 
-// v, rounded to fp16 with a power of two per row, as the words a product takes: the first direction, r = v. With kSplit
-// what rounding left over goes into the tile `low`: x in the output pass.
-template <int kDim, bool kSplit = false>
-__device__ __forceinline__ void make_direction(uint32_t (&p)[kDim / 4], const float (&v)[kDim / 2],
-                                               const float (&mean)[kDim / 2], __half* low, const Lane& lane,
-                                               float largest_key_norm, Solve& s, Direction& d) {
-  Pair<float> largest = {0, 0}, scale;
+// Powers of two that bring a vector's rows near fp16's upper end.
+template <int kDim>
+__device__ __forceinline__ void scale_rows(Pair<float>& scale, const float (&v)[kDim / 2]) {
+  Pair<float> largest = {0, 0};
 #pragma unroll
   for (int e = 0; e < kDim / 2; ++e) largest[row_of(e)] = fmaxf(largest[row_of(e)], fabsf(v[e]));
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    scale[r] = power_of_two_scale(quad_max(largest[r]));
-    s.inverse[r] = inverse_power_of_two(scale[r]);
-  }
+  for (int r = 0; r < 2; ++r) scale[r] = power_of_two_scale(quad_max(largest[r]));
+}
+
+// v, rounded to fp16 with a power of two per row, as the words a product takes: the first direction, r = v.
+template <int kDim>
+__device__ __forceinline__ void make_direction(uint32_t (&p)[kDim / 4], const float (&v)[kDim / 2],
+                                               const float (&mean)[kDim / 2], float largest_key_norm, Solve& s,
+                                               Direction& d) {
+  Pair<float> scale;
+  scale_rows<kDim>(scale, v);
   Pair<float> dots = {0, 0}, squares = {0, 0}, rp = {0, 0};
 #pragma unroll
   for (int i = 0; i < kDim / 4; ++i) {
     const int r = i & 1;
     const float a = v[2 * i] * scale[r], b = v[2 * i + 1] * scale[r];
     p[i] = pack(a, b);
-    float2 rounded = unpack(p[i]);
-    if constexpr (kSplit) {
-      const uint32_t rest = pack(a - rounded.x, b - rounded.y);
-      const float2 rounded_rest = unpack(rest);
-      tile_word<uint32_t>(low, lane.tile_offset(i / 2, r)) = rest;
-      rounded.x += rounded_rest.x;
-      rounded.y += rounded_rest.y;
-    }
+    const float2 rounded = unpack(p[i]);
     squares[r] += rounded.x * rounded.x + rounded.y * rounded.y;
     dots[r] += rounded.x * mean[2 * i] + rounded.y * mean[2 * i + 1];
     rp[r] += rounded.x * v[2 * i] + rounded.y * v[2 * i + 1];
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
+    s.inverse[r] = inverse_power_of_two(scale[r]);
     s.norm_squared[r] = quad_sum(squares[r]);
     s.rp[r] = quad_sum(rp[r]);
     dots[r] = quad_sum(dots[r]);

@@ -9,7 +9,8 @@
 namespace lla::cuda::sm90 {
 
 __device__ __forceinline__ float widen16(uint16_t bits, DType dtype) {
-  return dtype == DType::bf16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16) : __half2float(__ushort_as_half(bits));
+  return dtype == DType::bf16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16)
+                              : __half2float(__ushort_as_half(bits));
 }
 
 // `row` points at the row's first element; columns [column, column + 8).

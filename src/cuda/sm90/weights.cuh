@@ -1,6 +1,6 @@
 // Softmax weights of a tile as fp16 pairs in the order wgmma takes its left operand, and products of weights with E.
 //
-// W = fp16(2^15 exp2(logit - M)), M the integer bound of the row's logits: the same bits in every pass, and the weight
+// W = fp16(2^15 exp2(logit - M)), M an integer bound of the row's logits: the same bits in every pass, and the weight
 // everywhere (sums, means, matrix). Word i holds elements 2i and 2i + 1 of the score fragment, of row i % 2.
 #pragma once
 
@@ -12,6 +12,8 @@ namespace lla::cuda::sm90 {
 
 inline constexpr float kWeightExponent = 15;
 inline constexpr float kWeightScale = 32768;
+// M may be so much above the largest logit: U, some 2^-10 of the weights in size, then keeps its eleven bits.
+inline constexpr float kLooseBits = 13;
 
 // What turns a thread's raw scores into logits.
 struct RowLogits {

@@ -313,7 +313,7 @@ struct SolveConsumer : Consumer<Config> {
     this->sync_group();  // G has been read by all
     Fragment<kDim>::store(s.residual[group], rhs, lane.thread);
     Fragment<kDim>::store(this->section(kTarget), rhs, lane.thread);
-    make_direction<kDim>(direction, rhs, mean, nullptr, lane, head.key_norm, solve, d);
+    make_direction<kDim>(direction, rhs, mean, head.key_norm, solve, d);
     Fragment<kDim>::fill(this->section(WorkspaceLayout::kX), 0.0f, lane.thread);
     SolveMemory::store(this->row_state(), solve, lane);
     if constexpr (Config::kCached) fence_async_proxy_global();  // the copy engine will read the weights

@@ -17,7 +17,6 @@ struct SolveParams : ForwardParams {
   RowStart* starts;  // [row], for the solve's own use
   RowSizes* sizes;   // [row]
   HeadBounds* bounds;
-  LowParts low_parts;
 };
 
 template <int kDim, bool kCached>

@@ -1,10 +1,11 @@
 // A multiplying warpgroup: 64 queries of a block through all passes over their keys.
-//   1. largest logits (scores)                     -> integer bound M
-//   2. means (scores, W K, W V)                    -> ω, mean key, mean value; cached weights
-//   3. conjugate gradients (scores, P Kᵀ, U K)     -> x; without the scores when weights are cached
-//   4. output (scores, x Kᵀ high and low, S V)     -> o
+//   1. means (scores, W K)                         -> ω, mean key; cached weights
+//   2. conjugate gradients (scores, P Kᵀ, U K)     -> x; without the scores when weights are cached
+//   3. mean value (scores, W V)                    -> if it is to be saved, or o needs it
+//   4. output (scores, x Kᵀ high and low, U V)     -> o; without the low part where it cannot show
 #pragma once
 
+#include "cuda/sm90/forward/output_direction.cuh"
 #include "cuda/sm90/forward/passes.cuh"
 #include "cuda/sm90/forward/rows_io.cuh"
 
@@ -15,6 +16,7 @@ struct Consumer : Passes<Config> {
   using Base = Passes<Config>;
   using Base::group, Base::p, Base::parity, Base::rows, Base::s, Base::t, Base::tiles;
   using typename Base::DirectionWords;
+  using typename Base::Parts;
   using typename Base::Vector;
   static constexpr int kDim = Config::kDim, kKeys = Config::kKeys;
 
@@ -27,8 +29,8 @@ struct Consumer : Passes<Config> {
   }
   __device__ __forceinline__ float4* row_state() const {
     return reinterpret_cast<float4*>(p.scratch + blockIdx.x * p.scratch_stride +
-                                     WorkspaceLayout::kVectors * (2 * Fragment<kDim>::kElements)) +
-           group * kWarpgroup;
+                                     WorkspaceLayout::kVectors * (2 * Fragment<kDim>::kElements) +
+                                     group * (kGroupRows * WorkspaceLayout::kRowState));
   }
   __device__ __forceinline__ void sync_group() const { named_sync(kGroupBarrier + group, kWarpgroup); }
 
@@ -65,7 +67,7 @@ struct Consumer : Passes<Config> {
     Vector acc;
     Pair<float> sums;
     const StepInputs<kDim> inputs{row_state(), reinterpret_cast<const uint4*>(section(WorkspaceLayout::kMeanHalf))};
-    this->template weighted_pass<false>(acc, sums, direction, d, live, [&] {
+    this->template weighted_pass<false>(acc, sums, direction, Parts::high, d, live, [&] {
       inputs.prefetch(lane);
       wait_acknowledged();
     });
@@ -121,12 +123,48 @@ struct Consumer : Passes<Config> {
     }
   }
 
-  __device__ __forceinline__ void find_bounds() {
-    Pair<float> largest;
-    this->largest_pass(largest);
+  // The bound M of the logits is needed before any of them is known. No logit exceeds |q| max|k|; keys that do not
+  // point along the query stay below half of it. A guess that turns out too low, or so high that weights would lose
+  // bits, is corrected, and the pass repeated.
+  __device__ __forceinline__ void guess_bounds() {
+    const Lane lane = Base::own_lane();
+    Pair<float> squares = {0, 0};
+#pragma unroll
+    for (int i = 0; i < kDim / 4; ++i) {
+      const float2 q = unpack(tile_word<uint32_t>(s.queries(group), lane.tile_offset(i / 2, i & 1)));
+      squares[i & 1] += q.x * q.x + q.y * q.y;
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      rows.shift[r] = kWeightExponent - (largest[r] == -INFINITY ? 0.0f : ceilf(largest[r] * rows.scale[r]));
+      const float most = sqrtf(quad_sum(squares[r])) * tiles().key_norm * rows.scale[r];
+      rows.shift[r] = kWeightExponent - ceilf(fmaxf(0.5f * most, fminf(most, 0.5f * kLooseBits)));
+    }
+  }
+  // From the largest raw scores. Returns whether a row of this thread was wrong; `bounds` are the tight ones.
+  __device__ __forceinline__ bool correct_bounds(Pair<float>& bounds, const Pair<float>& largest) {
+    bool wrong = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float guess = kWeightExponent - rows.shift[r];
+      bounds[r] = largest[r] == -INFINITY ? guess : ceilf(largest[r] * rows.scale[r]);
+      if (guess >= bounds[r] && guess - bounds[r] <= kLooseBits) continue;
+      rows.shift[r] = kWeightExponent - bounds[r];
+      wrong = true;
+    }
+    return wrong;
+  }
+
+  // ω and mean keys, and the tight bounds of the logits.
+  __device__ __forceinline__ void find_means(Vector& mean, Pair<float>& omega, Pair<float>& bounds) {
+    Pair<float> largest;
+    do {
+      this->means_pass(mean, omega, largest);
+    } while (publish(correct_bounds(bounds, largest)));
+    const Pair<float> inverse = {reciprocal(omega[0]), reciprocal(omega[1])};
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) {
+      const int r = row_of(e);
+      mean[e] = divide(mean[e], omega[r], inverse[r]);
     }
   }
 
@@ -134,19 +172,9 @@ struct Consumer : Passes<Config> {
   __device__ __forceinline__ bool prepare(DirectionWords& direction, Direction& d) {
     Solve solve;
     Vector mean;
+    Pair<float> bounds;
     const Lane lane = Base::own_lane();
-    {
-      Vector mean_v;
-      this->means_pass(mean, mean_v, solve.omega);
-      const Pair<float> inverse = {reciprocal(solve.omega[0]), reciprocal(solve.omega[1])};
-#pragma unroll
-      for (int e = 0; e < kDim / 2; ++e) {
-        const int r = row_of(e);
-        mean[e] = divide(mean[e], solve.omega[r], inverse[r]);
-        mean_v[e] = divide(mean_v[e], solve.omega[r], inverse[r]);
-      }
-      Fragment<kDim>::store(section(WorkspaceLayout::kMeanV), mean_v, lane.thread);
-    }
+    find_means(mean, solve.omega, bounds);
     Fragment<kDim>::store(section(WorkspaceLayout::kMeanK), mean, lane.thread);
 
     const ForwardBlock b = block();
@@ -190,9 +218,20 @@ struct Consumer : Passes<Config> {
       solve.rr_start[r] = 0;  // nothing was left unsolved
       if (good[r] && solve.omega[r] > 0 && solve.ridge[r] == 0) solve.status[r] = LLA_ROW_BREAKDOWN;
     }
+    if (p.saved.x != nullptr && lane.column == 0) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        if (!own_rows.exists[r]) continue;
+        const int64_t index = row_index(p, b.block, own_rows.row[r]);
+        const bool seen = solve.omega[r] > 0;
+        const int loose = static_cast<int>(kWeightExponent - rows.shift[r] - bounds[r]);  // bits above the tight bound
+        p.saved.max[index] = !good[r] ? NAN : seen ? bounds[r] : 0.0f;
+        p.saved.omega[index] = !good[r] ? NAN : seen ? ldexpf(solve.omega[r] / kWeightScale, loose) : 0.0f;
+      }
+    }
     sync_group();  // the scales of the queries have been read by all
     Fragment<kDim>::store(s.residual[group], rhs, lane.thread);
-    make_direction<kDim>(direction, rhs, mean, nullptr, lane, head.key_norm, solve, d);
+    make_direction<kDim>(direction, rhs, mean, head.key_norm, solve, d);
     Fragment<kDim>::fill(section(WorkspaceLayout::kX), 0.0f, lane.thread);
     SolveMemory::store(row_state(), solve, lane);
     if constexpr (Config::kCached) fence_async_proxy_global();  // the copy engine will read the weights
@@ -203,14 +242,19 @@ struct Consumer : Passes<Config> {
     DirectionWords direction;
     Direction d;
     begin(block());
-    find_bounds();
+    guess_bounds();
     const bool more = publish(prepare(direction, d));
     solve(direction, d, live_tiles(), more);
-    write_x(direction, d);
+    const Needs needs = write_x(direction, d);
+    if (publish(needs.mean_value)) {
+      write_mean_value(direction);
+      publish(false);
+    }
     Vector acc;
     Pair<float> sums;
-    this->template weighted_pass<true>(acc, sums, direction, d, live_tiles());
-    write_output(acc, sums, d);
+    this->template weighted_pass<true>(acc, sums, direction, needs.low_part ? Parts::both : Parts::high, d,
+                                       live_tiles());
+    write_output(acc, sums, needs);
   }
 
   // Known once every warp of the group has been through the first pass: after the first decision.
@@ -220,8 +264,43 @@ struct Consumer : Passes<Config> {
     while (more) more = iterate(direction, d, live);
   }
 
+  // Whether a row of this thread needs what rounding x to fp16 leaves over. All in units of the scaled keys; x·(q -
+  // mean) is at least |q - mean|² over the largest curvature.
+  __device__ __forceinline__ bool needs_low_part(const Vector& x, const Solve& solve, float key_scale) const {
+    if (tiles().few_keys || p.ridge.per_dim) return true;
+    Pair<float> squares = {0, 0};
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) squares[row_of(e)] = fmaf(x[e], x[e], squares[row_of(e)]);
+    bool low = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float square = quad_sum(squares[r]), unit = key_scale * key_scale;
+      const float least = p.low_parts.factor * square * solve.curvature[r] - unit + solve.ridge[r] * square;
+      low |= square > 0 && !(least <= solve.rr_start[r] / solve.curvature[r]);
+    }
+    return low;
+  }
+
+  // Σ U should be ω, but tensor cores round the sums behind the mean key down, by about 2^-25 for every 16 keys. With
+  // that x·mean is off, and so is Σ U v, by the mean value times it. Whether it shows.
+  __device__ __forceinline__ void needs_mean_value(Pair<bool>& needs, const Vector& x, const Vector& mean,
+                                                   float key_scale) const {
+    Pair<float> products = {0, 0};
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) products[row_of(e)] = fmaf(fabsf(x[e]), fabsf(mean[e]), products[row_of(e)]);
+    const float steps = static_cast<float>(tiles().count * (kKeys / 16));
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      needs[r] = !(0x1p-25f * steps * quad_sum(products[r]) <= p.sum_error * (key_scale * key_scale));
+    }
+  }
+
+  // Of the output pass.
+  struct Needs {
+    bool low_part, mean_value;
+  };
   // x as the direction of the output pass.
-  __device__ __forceinline__ void write_x(DirectionWords& direction, Direction& d) {
+  __device__ __forceinline__ Needs write_x(DirectionWords& direction, Direction& d) {
     const ForwardBlock b = block();
     const Lane lane = Base::own_lane();
     const OwnRows own_rows(b.block, tiles().first_row, lane);
@@ -238,51 +317,67 @@ struct Consumer : Passes<Config> {
       store_saved<kDim>(p.saved.x, x, p.dim, p, b.block, own_rows, scale, lane);
       store_saved<kDim>(p.saved.mean_k, mean, p.dim, p, b.block, own_rows, scale, lane);
     }
-    sync_group();  // all threads are done with the residual, whose place takes x's low part
-    make_direction<kDim, true>(direction, x, mean, s.spare_operand(group), lane, head.key_norm, solve, d);
-    if (lane.column == 0) {  // the queries' scales are no longer needed: x's take their place
-      s.row_scales(group)[lane.row] = solve.inverse[0];
-      s.row_scales(group)[lane.row + 8] = solve.inverse[1];
+    // All threads are then done with the residual, whose place takes x's low part.
+    const bool low = uniform(named_any(kGroupBarrier + group, kWarpgroup, needs_low_part(x, solve, head.key)));
+    Pair<float> one;
+    make_output_direction<kDim>(direction, x, mean, s.spare_operand(group), low, lane, head, d, one);
+    Pair<bool> value;
+    needs_mean_value(value, x, mean, head.key);
+    if (lane.column == 0) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) s.row_scales(group)[lane.row + 8 * r] = value[r] ? -one[r] : one[r];
     }
     fence_async_proxy();
-    sync_group();
+    const bool any = named_any(kGroupBarrier + group, kWarpgroup, p.saved.x != nullptr || value[0] || value[1]);
+    return {low, uniform(any) != 0};
   }
 
-  // o = mean_v + (Σ S v - sums mean_v) / (ω scale), and everything else the caller asked for.
-  __device__ __forceinline__ void write_output(Vector& acc, Pair<float>& sums, const Direction& d) {
+  __device__ __forceinline__ void write_mean_value(const DirectionWords& direction) {
+    Vector mean;
+    Pair<float> omega;
+    this->template weighted_pass<true>(mean, omega, direction, Parts::none, {{0, 0}, {-1, -1}}, live_tiles());
+    const Pair<float> inverse = {reciprocal(omega[0]), reciprocal(omega[1])};
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) mean[e] = divide(mean[e], omega[row_of(e)], inverse[row_of(e)]);
+    Fragment<kDim>::store(section(WorkspaceLayout::kMeanV), mean, Base::own_lane().thread);
+  }
+
+  // o = Σ U v / Σ U or, where the mean value is needed, (Σ U v - (Σ U - ω) mean_v) / ω; and everything else the caller
+  // asked for.
+  __device__ __forceinline__ void write_output(Vector& acc, const Pair<float>& sums, const Needs& needs) {
     const ForwardBlock b = block();
     const Lane lane = Base::own_lane();
     const OwnRows own_rows(b.block, tiles().first_row, lane);
     const HeadScales head(p, b.head_index);
-    Vector mean;
-    Fragment<kDim>::load(mean, section(WorkspaceLayout::kMeanV), lane.thread);
     Solve solve;
     SolveMemory::load(row_state(), solve, lane);
-    Pair<float> back, scale;
+    Pair<float> total, excess, scale;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const bool weighted = d.scale[r] > 0 && solve.omega[r] > 0;
-      back[r] =
-          weighted ? s.row_scales(group)[lane.row + 8 * r] / head.key / head.key / (solve.omega[r] * d.scale[r]) : 0.0f;
+      const float one = s.row_scales(group)[lane.row + 8 * r], expected = fabsf(one) * solve.omega[r];
+      total[r] = one < 0 ? expected : fmaxf(sums[r], 0.5f * expected);
+      excess[r] = one < 0 ? sums[r] - expected : 0.0f;
       scale[r] = solve.status[r] == LLA_ROW_NAN ? NAN : 1.0f / head.value;
     }
+    if (needs.mean_value) {
+      Vector mean;
+      Fragment<kDim>::load(mean, section(WorkspaceLayout::kMeanV), lane.thread);
+      if (p.saved.x != nullptr) store_saved<kDim>(p.saved.mean_v, mean, p.value_dim, p, b.block, own_rows, scale, lane);
+#pragma unroll
+      for (int e = 0; e < kDim / 2; ++e) acc[e] = fmaf(-excess[row_of(e)], mean[e], acc[e]);
+    }
+    const Pair<float> inverse = {reciprocal(total[0]), reciprocal(total[1])};
 #pragma unroll
     for (int e = 0; e < kDim / 2; ++e) {
       const int r = row_of(e);
-      acc[e] = fmaf(fmaf(-sums[r], mean[e], acc[e]), back[r], mean[e]) * scale[r];
+      acc[e] = divide(acc[e], total[r], inverse[r]) * scale[r];
     }
     store_output<kDim>(p.o, acc, p.value_dim, b.block, own_rows, lane);
-    if (p.saved.x != nullptr) store_saved<kDim>(p.saved.mean_v, mean, p.value_dim, p, b.block, own_rows, scale, lane);
     if (lane.column != 0) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (!own_rows.exists[r]) continue;
       const int64_t index = row_index(p, b.block, own_rows.row[r]);
-      const bool bad = solve.status[r] == LLA_ROW_NAN;
-      if (p.saved.x != nullptr) {
-        p.saved.max[index] = bad ? NAN : kWeightExponent - rows.shift[r];
-        p.saved.omega[index] = bad ? NAN : solve.omega[r] / kWeightScale;
-      }
       if (p.info.iterations != nullptr) p.info.iterations[index] = solve.iterations[r];
       if (p.info.residual != nullptr) {
         p.info.residual[index] = solve.rr_start[r] > 0 ? sqrtf(solve.rr[r] / solve.rr_start[r]) : 0.0f;

@@ -46,6 +46,8 @@ ForwardParams params_of(const ForwardCall& call, const core::Plan& plan, const W
   out.negative_scale = p.scale < 0;
   out.tolerance_squared = out.few_keys_tolerance_squared = static_cast<float>(p.tolerance * p.tolerance);
   out.max_iterations = p.max_iterations;
+  out.low_parts = LowParts::of(p.tolerance);
+  out.sum_error = static_cast<float>(0.25 * p.tolerance);
   out.header = reinterpret_cast<Header*>(base + at.header);
   out.heads = reinterpret_cast<const HeadStatistics*>(base + at.head_statistics);
   out.bad_keys = reinterpret_cast<const uint8_t*>(base + at.bad_keys);

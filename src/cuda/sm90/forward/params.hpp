@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/problem.hpp"
+#include "cuda/sm90/low_parts.hpp"
 #include "cuda/sm90/schedule.hpp"
 #include "cuda/sm90/workspace.hpp"
 
@@ -44,6 +45,8 @@ struct ForwardParams {
   float few_keys_tolerance_squared;
   int32_t few_keys_iterations;  // at least
   int32_t max_iterations;
+  LowParts low_parts;
+  float sum_error;  // that Σ U / ω may have without the mean value
   // workspace
   Header* header;
   const HeadStatistics* heads;

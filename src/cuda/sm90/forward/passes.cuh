@@ -25,6 +25,9 @@ struct Passes {
   using Words = uint32_t[kKeys / 4];
   using DirectionWords = uint32_t[kDim / 4];
 
+  // Of the direction, in the output pass: with none U is W, and the pass makes the mean value.
+  enum class Parts { none, high, both };
+
   using Slot = typename decltype(Stream<Config>::ring)::Slot;
   using WeightSlot = typename std::remove_extent_t<decltype(ForwardShared<Config>::weight_ring)>::Slot;
 
@@ -92,36 +95,12 @@ struct Passes {
     }
   }
 
-  // Largest raw scores.
-  __device__ __forceinline__ void largest_pass(Pair<float>& largest) {
-    largest[0] = largest[1] = -INFINITY;
-    const int count = uniform(tiles().count);
-    const TileRange clear = uniform(tiles().clear);
-    for (int tile = 0; tile < count; ++tile) {
-      const Slot key = next.take();
-      Scores scores;
-      define(scores);
-      t.ring.wait(key);
-      mma_fence();
-      issue_logits(scores, key);
-      mma_wait<0>();
-      pin(scores);
-      t.ring.release(key);
-      mask(scores, tile, clear);
-#pragma unroll
-      for (int e = 0; e < kKeys / 2; ++e) largest[row_of(e)] = fmaxf(largest[row_of(e)], scores[e]);
-    }
-    largest[0] = quad_max(largest[0]);
-    largest[1] = quad_max(largest[1]);
-  }
-
-  // Σ W k, Σ W v and ω; which tiles have a weight at all; the cached weights. Tiles come as K0 V0 K1 V1 ...
-  __device__ __forceinline__ void means_pass(Vector& mean_k, Vector& mean_v, Pair<float>& omega) {
-#pragma unroll
-    for (int e = 0; e < kDim / 2; ++e) mean_v[e] = 0;
+  // Σ W k, ω and the largest raw scores; which tiles have a weight at all; the cached weights.
+  __device__ __forceinline__ void means_pass(Vector& mean, Pair<float>& omega, Pair<float>& largest) {
     Sums keys;
     define(keys);
     omega[0] = omega[1] = 0;
+    largest[0] = largest[1] = -INFINITY;
     Pair<float> sums = {0, 0};
     const int count = uniform(tiles().count);
     const TileRange clear = uniform(tiles().clear);
@@ -135,24 +114,19 @@ struct Passes {
       mma_fence();
       issue_logits(scores, key);
       mma_wait<0>();
-      exponentiate(scores, tile, clear);
+      exponentiate(scores, largest, tile, clear);
       pack_scores<kKeys>(w, scores);
       while (true) {
-        const Slot value = next.take();
         keep_weights(w, tile);
         add_sums(sums, w);
         pin(w);
-        t.ring.wait(value);
         if (tile + 1 >= count) {
           mma_fence();
           add_product(keys, w, tile_at(key));
-          product<kDim, kKeys>(mean_v, w, tile_at(value));
           mma_commit();
           mma_wait<0>();
           pin(keys);
-          pin(mean_v);
           t.ring.release(key);
-          t.ring.release(value);
           break;
         }
         const Slot next_key = next.take();
@@ -160,22 +134,30 @@ struct Passes {
         mma_fence();
         issue_logits(scores, next_key);
         add_product(keys, w, tile_at(key));
-        product<kDim, kKeys>(mean_v, w, tile_at(value));
         mma_commit();
         ++tile;
         mma_wait<1>();
-        exponentiate(scores, tile, clear);
+        exponentiate(scores, largest, tile, clear);
         finish_before(key);
         mma_wait<0>();
         pin(scores);
         t.ring.release(key);
-        t.ring.release(value);
         pack_scores<kKeys>(w, scores);
         key = next_key;
       }
     }
     finish_sums(omega, sums);
-    separate(mean_k, omega, keys);
+    separate(mean, omega, keys);
+    largest[0] = quad_max(largest[0]);
+    largest[1] = quad_max(largest[1]);
+  }
+  __device__ __forceinline__ void exponentiate(Scores& scores, Pair<float>& largest, int tile, TileRange clear) const {
+    pin(scores);
+    mask(scores, tile, clear);
+#pragma unroll
+    for (int e = 0; e < kKeys / 2; ++e) largest[row_of(e)] = fmaxf(largest[row_of(e)], scores[e]);
+    exponentiate_scores<kKeys>(scores, rows);
+    pin(scores);
   }
   __device__ __forceinline__ void exponentiate(Scores& scores, int tile, TileRange clear) const {
     pin(scores);
@@ -198,13 +180,17 @@ struct Passes {
     }
   }
 
-  // Issues what a tile's U is made of: raw scores (unless cached) and raw E = P Kᵀ, or x Kᵀ in two parts.
+  // Issues what a tile's U is made of: raw scores (unless cached) and raw E = P Kᵀ, of x with its low part.
   template <bool kOutput>
-  __device__ __forceinline__ void issue_scores(Scores& scores, Scores& e, const DirectionWords& direction,
+  __device__ __forceinline__ void issue_scores(Scores& scores, Scores& e, const DirectionWords& direction, Parts parts,
                                                const Slot& key) const {
     if constexpr (!Config::kCached) issue_logits(scores, key);
-    if constexpr (kOutput) product_transposed<kDim, kKeys>(e, s.spare_operand(group), tile_at(key));
-    product_transposed<kDim, kKeys, kOutput>(e, direction, tile_at(key));
+    if (!kOutput || parts != Parts::none) product_transposed<kDim, kKeys>(e, direction, tile_at(key));
+    if (kOutput && parts == Parts::both) {
+      mma_fence();
+      product_transposed<kDim, kKeys, true>(e, s.spare_operand(group), tile_at(key));
+    }
+    if (kOutput) mma_fence();
     mma_commit();
   }
 
@@ -265,32 +251,40 @@ struct Passes {
     return kOutput ? next.take() : key;
   }
 
+  __device__ __forceinline__ static void clear_scores(Scores& e) {
+#pragma unroll
+    for (int i = 0; i < kKeys / 2; ++i) e[i] = 0;
+    pin(e);
+  }
+
   struct Nothing {
     __device__ __forceinline__ void operator()() const {}
   };
-  // acc = Σ U k over the live tiles (Σ S v in the output pass) and the row sums of the rounded U. At the
-  // end of every run of tiles, and so of the last, `meanwhile` is called with the run's last product under way.
+  // acc = Σ U k over the live tiles (Σ U v in the output pass, where the direction may have a low part) and the row
+  // sums of the rounded U. At the end of every run of tiles, and so of the last, `meanwhile` is called with the run's
+  // last product under way.
   template <bool kOutput, class Meanwhile = Nothing>
   __device__ __forceinline__ void weighted_pass(Vector& acc, Pair<float>& sums, const DirectionWords& direction,
-                                                const Direction& d, int live, const Meanwhile& meanwhile = {}) {
+                                                Parts parts, const Direction& d, int live,
+                                                const Meanwhile& meanwhile = {}) {
     sums[0] = sums[1] = 0;
     if (uniform(tiles().few_keys)) {
       define(acc);
-      split_tiles<kOutput>(acc, sums, direction, d, live);
+      split_tiles<kOutput>(acc, sums, direction, parts, d, live);
       meanwhile();
       sums[0] = quad_sum(sums[0]);
       sums[1] = quad_sum(sums[1]);
     } else {
       Sums both;
       define(both);
-      whole_tiles<kOutput>(both, sums, direction, d, live, meanwhile);
+      whole_tiles<kOutput>(both, sums, direction, parts, d, live, meanwhile);
       separate(acc, sums, both);
     }
   }
 
   template <bool kOutput, class Meanwhile>
   __device__ __forceinline__ void whole_tiles(Sums& acc, Pair<float>& sums, const DirectionWords& direction,
-                                              const Direction& d, int live, const Meanwhile& meanwhile) {
+                                              Parts parts, const Direction& d, int live, const Meanwhile& meanwhile) {
     const TileRange clear = uniform(tiles().clear);
     auto walk = t.warp_walk(parity);
     Slot key = take_after(next, live > 0);
@@ -305,9 +299,10 @@ struct Passes {
       Words u, w, centred;
       if constexpr (!Config::kCached) define(scores);
       define(e);
+      if (kOutput) clear_scores(e);  // for Parts::none
       t.ring.wait(key);
       mma_fence();
-      issue_scores<kOutput>(scores, e, direction, key);
+      issue_scores<kOutput>(scores, e, direction, parts, key);
       take_weights<1>(w, scores, tile, clear);
       take_centred<0>(centred, e, d, key);
       if constexpr (kOutput) t.ring.release(key);
@@ -318,7 +313,7 @@ struct Passes {
         t.ring.wait(after);
         if constexpr (kOutput) t.ring.wait(factor);
         mma_fence();
-        issue_scores<kOutput>(scores, e, direction, after);
+        issue_scores<kOutput>(scores, e, direction, parts, after);
         add_product(acc, u, tile_at(factor));
         mma_commit();
         add_sums(own, u);
@@ -353,7 +348,7 @@ struct Passes {
   // The same with U in two parts, one tile after the other: for rows with few keys.
   template <bool kOutput>
   __device__ __forceinline__ void split_tiles(Vector& acc, Pair<float>& sums, const DirectionWords& direction,
-                                              const Direction& d, int live) {
+                                              Parts parts, const Direction& d, int live) {
     const TileRange clear = uniform(tiles().clear);
     auto walk = t.warp_walk(parity);
     Slot key = take_after(next, live > 0);
@@ -363,9 +358,10 @@ struct Passes {
       Words w;
       if constexpr (!Config::kCached) define(scores);
       define(e);
+      if (kOutput) clear_scores(e);  // for Parts::none
       t.ring.wait(key);
       mma_fence();
-      issue_scores<kOutput>(scores, e, direction, key);
+      issue_scores<kOutput>(scores, e, direction, parts, key);
       take_weights<1>(w, scores, walk.tile, clear);
       mma_wait<0>();
       pin(e);

@@ -43,12 +43,9 @@ struct Producer {
   }
 
   // A pass over every tile, before weights are known.
-  __device__ __forceinline__ void stream_all(const ForwardBlock& b, bool with_values) {
+  __device__ __forceinline__ void stream_all(const ForwardBlock& b) {
 #pragma unroll 1
-    for (int i = 0; i < b.tiles.count(); ++i) {
-      load(keys, b, i);
-      if (with_values) load(values, b, i);
-    }
+    for (int i = 0; i < b.tiles.count(); ++i) load(keys, b, i);
   }
 
   // Progress through a pass over the live tiles: the last two fetched, whose values may still be due.
@@ -92,14 +89,19 @@ struct Producer {
 
   __device__ __forceinline__ void run_item(int64_t item, int parity) {
     const ForwardBlock b = block(item);
-    stream_all(b, false);  // largest logits
-    stream_all(b, true);   // means
+    do {
+      stream_all(b);
+    } while (another_pass());  // the bounds of the logits were wrong
     const bool more = another_pass();
     const int live = t.live[parity].total(b.tiles.count());
     Progress at = solve(b, live, parity, more);
-    stream(b, at, live, true);
-    if (live >= 2) load(values, b, at.older);
-    if (live >= 1) load(values, b, at.newer);
+    while (true) {
+      stream(b, at, live, true);
+      if (live >= 2) load(values, b, at.older);
+      if (live >= 1) load(values, b, at.newer);
+      if (!another_pass()) break;  // that was for the mean value
+      at = Progress{t.thread_walk(parity, b.tiles.count())};
+    }
   }
 
   // The next item with rows, told to the consumers; -1 when there is none.
