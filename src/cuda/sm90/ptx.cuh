@@ -11,6 +11,15 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// How often a barrier is arrived at for a warp, or a warpgroup, whose threads have synchronised: once.
+// compute-sanitizer's racecheck follows an arrival for the arriving thread only, not for those it has synchronised with
+// before; for that tool there is a build (LLA_RACECHECK) in which every thread arrives for itself.
+#ifdef LLA_RACECHECK
+inline constexpr int kWarpArrivals = 32, kGroupArrivals = 128;
+#else
+inline constexpr int kWarpArrivals = 1, kGroupArrivals = 1;
+#endif
+
 // One phase of an mbarrier ends when `count` arrivals and all announced bytes are in. Waiters name the phase's parity.
 struct Barrier {
   uint64_t word;
@@ -21,8 +30,9 @@ struct Barrier {
   __device__ __forceinline__ void arrive() {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&word)) : "memory");
   }
-  // Without a branch: warps that multiply next must not split.
-  __device__ __forceinline__ void arrive_if(bool chosen) {
+  // By all threads of a warp: kWarpArrivals. Without a branch: warps that multiply next must not split.
+  __device__ __forceinline__ void arrive_for_warp() {
+    const bool chosen = threadIdx.x % (32 / kWarpArrivals) == 0;
     asm volatile(
         "{\n"
         ".reg .pred chosen;\n"
@@ -31,6 +41,10 @@ struct Barrier {
         "}\n" ::"r"(shared_address(&word)),
         "r"(static_cast<uint32_t>(chosen))
         : "memory");
+  }
+  // By all threads of a warpgroup: kGroupArrivals.
+  __device__ __forceinline__ void arrive_for_group() {
+    if (threadIdx.x % (128 / kGroupArrivals) == 0) arrive();
   }
   __device__ __forceinline__ void arrive_expecting(uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&word)), "r"(bytes)

@@ -30,7 +30,7 @@ struct Ring {
     }
   };
   __device__ __forceinline__ void wait(const Slot& s) { full[s.stage].wait(s.parity); }
-  __device__ __forceinline__ void release(const Slot& s) { empty[s.stage].arrive_if(threadIdx.x % 32 == 0); }
+  __device__ __forceinline__ void release(const Slot& s) { empty[s.stage].arrive_for_warp(); }
   __device__ __forceinline__ Barrier& acquire(const Slot& s, uint32_t bytes) {
     empty[s.stage].wait(s.parity ^ 1);
     full[s.stage].arrive_expecting(bytes);
@@ -45,14 +45,12 @@ struct Ring {
   __device__ __forceinline__ void init() {
     for (int i = 0; i < kStages; ++i) {
       full[i].init(1);
-      empty[i].init(kReaders);
+      empty[i].init(kReaders * kWarpArrivals);
     }
   }
   // Consumers.
   __device__ __forceinline__ void wait(uint32_t position) { full[stage(position)].wait(parity(position)); }
-  __device__ __forceinline__ void release(uint32_t position) {
-    empty[stage(position)].arrive_if(threadIdx.x % 32 == 0);
-  }
+  __device__ __forceinline__ void release(uint32_t position) { empty[stage(position)].arrive_for_warp(); }
   // Producer: the barrier to load into, once the stage is free.
   __device__ __forceinline__ Barrier& acquire(uint32_t position, uint32_t bytes) {
     empty[stage(position)].wait(parity(position) ^ 1);

@@ -263,7 +263,6 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& p, typena
                                                   const KeyBlock& block, int group) {
   constexpr int kDim = Config::kDim;
   const Lane lane(threadIdx.x % kWarpgroup);
-  const bool signals = threadIdx.x % 32 == 0;
   const __half* keys = shared.keys[group];
   const __half* values = shared.values[group];
   float dk[kDim / 2], dv[kDim / 2];
@@ -298,7 +297,7 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& p, typena
     const auto low_tile = [&](int which) { return shared.slots[low_at.ahead(which).slot]; };
     const auto wait_at = [&](const auto& position) { shared.barriers.full[position.slot].wait(position.phase); };
     const auto wait = [&](int which) { wait_at(at.ahead(which)); };
-    const auto free_at = [&](const auto& position) { shared.barriers.empty[position.slot].arrive_if(signals); };
+    const auto free_at = [&](const auto& position) { shared.barriers.empty[position.slot].arrive_for_warp(); };
     const auto free_tile = [&](int which) { free_at(at.ahead(which)); };
 
     const int32_t nearest = first_key - first_query - (kQueryTile - 1), farthest = first_key + 63 - first_query;

@@ -23,7 +23,7 @@ struct PassBarriers {
     resident.init(1);
     for (int i = 0; i < kSlots; ++i) {
       full[i].init(1);
-      empty[i].init(kPassGroups * kGroupWarps);
+      empty[i].init(kPassGroups * kGroupWarps * kWarpArrivals);
     }
     barrier_init_fence();
   }

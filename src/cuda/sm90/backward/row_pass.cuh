@@ -181,7 +181,6 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
                                                   const RowBlock& rb, int group) {
   constexpr int kDim = Config::kDim;
   const Lane lane(threadIdx.x % kWarpgroup);
-  const bool signals = threadIdx.x % 32 == 0;
   const int32_t first_row = rb.block.first_row + group * 64;
   const int64_t saved_row = rb.query_row + group * 64 + lane.row;
 
@@ -230,7 +229,7 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
   const auto pass_by = [&](int tiles) {  // seen by the other warpgroup only
     for (int i = 0; i < 2 * tiles; ++i) {
       shared.barriers.full[at.slot].wait(at.phase);
-      shared.barriers.empty[at.slot].arrive_if(signals);
+      shared.barriers.empty[at.slot].arrive_for_warp();
       at.advance(1);
     }
   };
@@ -278,7 +277,7 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
     mma_wait<0>();
     pin(b);
     pin(e);
-    shared.barriers.empty[value_at.slot].arrive_if(signals);
+    shared.barriers.empty[value_at.slot].arrive_for_warp();
 
     const int32_t first_key = tile * 64;
     const bool whole = all_rows && first_key >= common.begin && first_key + 64 <= common.end;
@@ -303,7 +302,7 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
     mma_wait<0>();
     pin(target);
     pin(dq);
-    shared.barriers.empty[at.slot].arrive_if(signals);
+    shared.barriers.empty[at.slot].arrive_for_warp();
     at.advance(2);
   }
   pass_by(rb.tiles.end - own.end);

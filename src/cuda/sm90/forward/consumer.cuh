@@ -48,10 +48,8 @@ struct Consumer : Passes<Config> {
   }
   __device__ __forceinline__ bool decide(bool active) {
     const bool more = uniform(named_any(kGroupBarrier + group, kWarpgroup, active));
-    if (threadIdx.x % kWarpgroup == 0) {
-      t.more[decisions & 1] = more;
-      t.decided.arrive();
-    }
+    if (threadIdx.x % kWarpgroup == 0) t.more[decisions & 1] = more;
+    t.decided.arrive_for_group();
     ++decisions;
     return more;
   }
@@ -394,7 +392,7 @@ struct Consumer : Passes<Config> {
   }
   __device__ __forceinline__ void end_item() {
     sync_group();
-    if (threadIdx.x % kWarpgroup == 0) t.item_empty[parity].arrive();
+    t.item_empty[parity].arrive_for_group();
   }
 };
 

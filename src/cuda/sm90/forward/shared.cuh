@@ -41,9 +41,9 @@ struct Stream {
     ring.init();
     for (int i = 0; i < 2; ++i) {
       item_full[i].init(1);
-      item_empty[i].init(1);
+      item_empty[i].init(kGroupArrivals);
     }
-    decided.init(1);
+    decided.init(kGroupArrivals);
     acknowledged.init(1);
   }
   __device__ __forceinline__ ThreadWalk thread_walk(int parity, int count) const { return {&live[parity], count}; }

@@ -336,7 +336,7 @@ struct ParallaxConsumer {
       if (s.item[parity] < 0) return;
       run_item();
       sync_group();
-      if (threadIdx.x % kWarpgroup == 0) s.item_empty[parity].arrive();
+      s.item_empty[parity].arrive_for_group();
     }
   }
 };

@@ -39,7 +39,7 @@ struct alignas(1024) ParallaxShared {
       value_ring.init();
       for (int i = 0; i < 2; ++i) {
         item_full[i].init(1);
-        item_empty[i].init(Config::kGroups);
+        item_empty[i].init(Config::kGroups * kGroupArrivals);
       }
       barrier_init_fence();
     }
