@@ -45,6 +45,23 @@ TEST(Schedule, LongestFirst) {
   }
 }
 
+// Blocks of the first queries, then the others longest first; every block once, also where all blocks are early.
+TEST(Schedule, EarlyBlocksFirst) {
+  for (const int early_rows : {0, 63, 64, 200, 256, 300, 1000}) {
+    Shape s = make_shape(1, 2, 300, 300, -1, 0);
+    s.early_rows = early_rows;
+    const int blocks = 5, early = std::min(early_rows / kGroupRows, blocks);
+    std::set<std::tuple<int, int>> seen;
+    for (int64_t i = 0; i < s.items(kGroupRows); ++i) {
+      const Block b = block_of_item(s, nullptr, nullptr, i, kGroupRows);
+      const int level = static_cast<int>(i) / 2;
+      EXPECT_EQ(b.first_row, kGroupRows * (level < early ? level : blocks - 1 - (level - early))) << early_rows;
+      seen.emplace(b.head, b.first_row);
+    }
+    EXPECT_EQ(seen.size(), 2u * blocks);
+  }
+}
+
 // Bundles of four of fifteen heads: one bundle after the other, longest first within each, every block once.
 TEST(Schedule, BundlesOfHeads) {
   Shape s = make_shape(3, 5, 300, 300, -1, 0);

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "cuda/sm90/backward/exponents.hpp"
-#include "cuda/sm90/low_parts.hpp"
 #include "cuda/sm90/backward/workspace.hpp"
+#include "cuda/sm90/low_parts.hpp"
 #include "cuda/sm90/plan.hpp"
 #include "cuda/sm90/sm90.hpp"
 

@@ -90,20 +90,39 @@ TEST(Sm90Plan, CachesWeightsWhereItPays) {
                                           {16384, 128, true},
                                           {65536, 128, false},
                                           {256, 64, false},
-                                          {2048, 64, true},
-                                          {4096, 64, false}}) {
+                                          {4096, 64, true},
+                                          {16384, 64, false}}) {
     const core::Plan planned = plan(problem(1, 8, length, dim), kH200);
     EXPECT_EQ(planned.cached_weights, pays) << length << " " << dim;
   }
   core::Problem p = problem(1, 8, 4096, 128);
   p.operation = core::Operation::backward;
   EXPECT_TRUE(plan(p, kH200).cached_weights);
+  p = problem(1, 8, 4096, 64);
+  p.operation = core::Operation::backward;
+  EXPECT_FALSE(plan(p, kH200).cached_weights);
 }
 
 TEST(Sm90Plan, BundlesOfHeadsFitTheCache) {
   EXPECT_EQ(shape_of(problem(4, 8, 4096, 128)).bundle, 8);
   EXPECT_EQ(shape_of(problem(4, 8, 100, 64)).bundle, 32);      // all there are
   EXPECT_EQ(shape_of(problem(4, 8, 1 << 20, 128)).bundle, 1);  // one at a time
+}
+
+// Queries that see at most twice the head dimension take most iterations: their blocks come first where there is a
+// solve.
+TEST(Sm90Plan, BlocksWithFewKeysComeFirst) {
+  core::Problem p = problem(4, 8, 4096, 128);
+  EXPECT_EQ(shape_of(p).early_rows, 0);
+  EXPECT_EQ(solve_shape_of(p).early_rows, 256);
+  p.seqlen_k = 4200;
+  EXPECT_EQ(solve_shape_of(p).early_rows, 152);
+  p.seqlen_k = 8192;
+  EXPECT_EQ(solve_shape_of(p).early_rows, 0);
+  p = problem(4, 8, 100, 40);
+  EXPECT_EQ(solve_shape_of(p).early_rows, 100);
+  p.mask = {-1, -1};  // all see as many
+  EXPECT_EQ(solve_shape_of(p).early_rows, 0);
 }
 
 // 64 MiB, fp16 copies of the operands, what is kept in fp32 per row, and the cached weights, themselves within their

@@ -18,10 +18,10 @@ using core::Problem;
 
 constexpr int64_t kLargestLength = std::numeric_limits<int32_t>::max() - 2 * kBlockRows;
 // Where cached weights are faster than recomputing them (docs/benchmarks): reading them is bound by memory, recomputing
-// them by the tensor cores, which need half as long at head dimension 64. At 128 they won at every length measured: up
-// to 16384 keys forward, 4096 backward.
+// them by the tensor cores, which need half as long at head dimension 64. Measured at 1024, 4096 and 16384 keys. At 128
+// they always won, in the backward at 16384 by less than a hundredth; at 64 up to 4096 forward, not at 4096 backward.
 constexpr bool caching_pays(int dim, int64_t keys, bool backward) {
-  const int64_t most = dim == 128 ? (backward ? 6144 : 32768) : (backward ? 8192 : 3072);
+  const int64_t most = dim == 128 ? (backward ? 6144 : 32768) : (backward ? 3072 : 6144);
   return keys >= 512 && keys < most;
 }
 
@@ -60,6 +60,16 @@ Shape shape_of(const Problem& p) {
   const int64_t key_head_bytes = std::max<int64_t>(int64_t{s.seqlen_k} * padded_dim(p.dim, p.value_dim) * 4, 1);
   const int64_t key_heads = std::max<int64_t>(kBundleBytes / key_head_bytes, 1);
   s.bundle = static_cast<int32_t>(std::min(key_heads * s.group, int64_t{s.batch} * s.heads_q));
+  return s;
+}
+
+Shape solve_shape_of(const Problem& p) {
+  Shape s = shape_of(p);
+  if (s.left < 0 && s.right >= 0) {
+    const int64_t few_keys = 2 * padded_dim(p.dim, p.value_dim);
+    const int64_t rows = few_keys - (int64_t{s.seqlen_k} - s.seqlen_q) - s.right;
+    s.early_rows = static_cast<int32_t>(std::clamp<int64_t>(rows, 0, s.seqlen_q));
+  }
   return s;
 }
 

@@ -9,6 +9,8 @@
 namespace lla::cuda::sm90 {
 
 Shape shape_of(const core::Problem& problem);
+// The same for kernels with a solve.
+Shape solve_shape_of(const core::Problem& problem);
 
 // Bytes of cached weights of one resident block.
 int64_t cached_weights_per_block(const core::Problem& problem);

@@ -2,9 +2,9 @@
 // run them on the CPU.
 //
 // Items are numbered longest first: under a causal mask the last blocks of queries see most keys, so all heads' last
-// blocks come first. Heads go in bundles whose keys and values the L2 cache can hold; all items of a bundle come before
-// those of the next. Blocks take items from a counter in the order of their numbers; an item's result does not depend
-// on who runs it.
+// blocks come first. (Where there is a solve, blocks that see few keys come before them: they take most iterations.)
+// Heads go in bundles whose keys and values the L2 cache can hold; all items of a bundle come before those of the next.
+// Blocks take items from a counter in the order of their numbers; an item's result does not depend on who runs it.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,7 @@ struct Shape {
   int32_t packed = 0;
   int32_t left = -1, right = -1;  // window; causal is right = 0, -1 unbounded
   int32_t bundle = 0;             // (batch, query head) pairs of a bundle; 0: all
+  int32_t early_rows = 0;         // queries at the start of a sequence whose blocks come first
 
   // `rows` queries make an item.
   constexpr int64_t q_blocks(int rows = kBlockRows) const { return (int64_t{seqlen_q} + rows - 1) / rows; }
@@ -55,7 +56,10 @@ constexpr Block block_of_item(const Shape& s, const int32_t* cu_q, const int32_t
   Block b{};
   b.batch = static_cast<int32_t>(pair / static_cast<uint32_t>(s.heads_q));
   b.head = static_cast<int32_t>(pair) - b.batch * s.heads_q;
-  b.first_row = static_cast<int32_t>((blocks - 1 - level) * static_cast<uint32_t>(rows));
+  const uint32_t wanted = static_cast<uint32_t>(s.early_rows) / static_cast<uint32_t>(rows);
+  const uint32_t early = wanted < blocks ? wanted : blocks;
+  const uint32_t place = level < early ? level : blocks - 1 - (level - early);
+  b.first_row = static_cast<int32_t>(place * static_cast<uint32_t>(rows));
   b.length_q = s.seqlen_q;
   b.length_k = s.seqlen_k;
   if (s.packed) {

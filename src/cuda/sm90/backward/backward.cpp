@@ -83,7 +83,7 @@ struct Run {
 
   Status solve() const {
     SolveParams params{};
-    params.shape = shape;
+    params.shape = solve_shape_of(p);
     params.dim = static_cast<int32_t>(p.dim);
     params.value_dim = static_cast<int32_t>(p.value_dim);
     params.heads_kv = static_cast<int32_t>(p.heads_kv);

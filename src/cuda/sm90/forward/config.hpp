@@ -21,9 +21,9 @@ struct ForwardConfig {
   // them halves what is read of the keys, and costs a tenth of the time.)
   static constexpr int kItemRows = kGroupRows;
   // Shared memory is full. D = 128: 2 x 3 x 20 KiB of tiles, 64 of residuals, and 2 x 2 x 10 of weights or 32 of
-  // queries. D = 64: 2 x 3 x 16 of tiles and 2 x 3 x 16 of weights, or 2 x 4 x 16 of tiles and 16 of queries; 32.
-  static constexpr int kStages = kDim == 128 || kCached ? 3 : 4;            // of a stream
-  static constexpr int kWeightStages = !kCached ? 0 : kDim == 128 ? 2 : 3;  // of a warpgroup
+  // queries. D = 64: 2 x 4 x 16 of tiles, 32 of residuals, and 2 x 2 x 16 of weights or 16 of queries.
+  static constexpr int kStages = kDim == 128 ? 3 : 4;    // of a stream
+  static constexpr int kWeightStages = kCached ? 2 : 0;  // of a warpgroup
   static constexpr int kTileElements = kKeys * kDim;
   static constexpr int kThreads = (kGroups + 1) * 128;
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;  // of the 168 a thread starts with

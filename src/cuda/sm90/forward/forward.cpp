@@ -27,7 +27,7 @@ ForwardParams params_of(const ForwardCall& call, const core::Plan& plan, const W
   const Problem& p = call.problem;
   std::byte* const base = static_cast<std::byte*>(call.workspace);
   ForwardParams out{};
-  out.shape = shape_of(p);
+  out.shape = p.given_x() ? shape_of(p) : solve_shape_of(p);
   out.dim = static_cast<int32_t>(p.dim);
   out.value_dim = static_cast<int32_t>(p.value_dim);
   out.heads_kv = static_cast<int32_t>(p.heads_kv);
