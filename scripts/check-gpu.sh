@@ -27,19 +27,26 @@ if grep -qhm1 'no CUDA device' "$logs"/test.*.log; then
 fi
 grep -hE '^\[  FAILED  \] [A-Z].*\)$' "$logs"/test.*.log | sort -u
 
+sanitize() {  # tool, binary, tests
+  timeout "${SECONDS_PER_TOOL:-300}" compute-sanitizer --tool "$1" "./$2" --gtest_filter="$3" > "$logs/$1.log" 2>&1
+  local code=$? summary tests
+  summary=$(grep -hE '(ERROR|RACECHECK) SUMMARY' "$logs/$1.log" | tail -1)
+  tests=$(grep -c '^\[       OK \]' "$logs/$1.log")
+  if [ $code = 124 ]; then
+    echo "$1: not ended after ${SECONDS_PER_TOOL:-300} s, $(grep -c 'Error:' "$logs/$1.log") reports so far"
+  else
+    echo "$1: ${summary:-exit code $code}, $tests tests passed"
+    [ $code = 0 ] && grep -qE ' 0 (errors|hazards)' <<< "$summary" || failed=1
+  fi
+}
 if [ "${SANITIZE:-1}" != 0 ] && command -v compute-sanitizer > /dev/null; then
-  for tool in memcheck synccheck initcheck racecheck; do
-    timeout "${SECONDS_PER_TOOL:-300}" compute-sanitizer --tool $tool ./gpu_test --gtest_filter='Gpu/Sanitize.*' \
-      > "$logs/$tool.log" 2>&1
-    code=$?
-    summary=$(grep -hE '(ERROR|RACECHECK) SUMMARY' "$logs/$tool.log" | tail -1)
-    if [ $code = 124 ]; then
-      echo "$tool: not ended after ${SECONDS_PER_TOOL:-300} s, $(grep -c 'Error:' "$logs/$tool.log") reports so far"
-    else
-      echo "$tool: ${summary:-exit code $code}"
-      [ $code = 0 ] && grep -qE ' 0 (errors|hazards)' <<< "$summary" || failed=1
-    fi
-  done
+  for tool in memcheck synccheck initcheck; do sanitize $tool gpu_test 'Gpu/Sanitize.*'; done
+  # Of the Hopper kernels racecheck can follow only a build made for it (LLA_RACECHECK).
+  if [ -x gpu_test_racecheck ]; then
+    sanitize racecheck gpu_test_racecheck 'Gpu/Sanitize.*/sm90'
+  else
+    echo "racecheck: left out, no gpu_test_racecheck here (gpu_test of a build with -DLLA_RACECHECK=ON)"
+  fi
 fi
 
 if [ "${BENCH:-1}" != 0 ] && [ -x lla ]; then

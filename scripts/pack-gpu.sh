@@ -1,26 +1,30 @@
 #!/usr/bin/env bash
 # Collects what a machine with a GPU but without this build needs into one folder: the GPU tests and the lla command,
 # where they were built, their shared libraries, and the golden data.
-#   scripts/pack-gpu.sh [build folder] [target folder]
+#   scripts/pack-gpu.sh [build folder] [target folder] [second build folder]
+# The second build (default: build-racecheck, if it is there) has -DLLA_RACECHECK=ON: its GPU tests are for racecheck.
 # There: FOLDER/check-gpu.sh FOLDER, or LLA_TEST_DATA=FOLDER FOLDER/gpu_test   (LLA_TEST_REDUCED=1 for a short list)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:-build}
 target=${2:-$build/gpu-pack}
+racecheck=${3:-build-racecheck}
 mkdir -p "$target"
 packed=0
-for name in gpu_test lla; do
-  binary=$build/bin/$name
-  [ -x "$binary" ] || continue
-  install -m 755 "$binary" "$target/"
-  strip "$target/$name"
+pack() {  # binary, name there
+  [ -x "$1" ] || return 0
+  install -m 755 "$1" "$target/$2"
+  strip "$target/$2"
   # The C and C++ runtimes are everywhere; the rest travels and is found through the binaries' $ORIGIN.
-  ldd "$binary" | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' |
+  ldd "$1" | awk '$2 == "=>" && $3 ~ /^\// { print $3 }' |
     grep -vE '/(libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s)\.so' |
     while read -r library; do install -m 644 "$library" "$target/"; done
   packed=$((packed + 1))
-done
+}
+pack "$build/bin/gpu_test" gpu_test
+pack "$build/bin/lla" lla
 [ "$packed" -gt 0 ] || { echo "nothing to pack: build gpu_test or lla in $build first" >&2; exit 1; }
+pack "$racecheck/bin/gpu_test" gpu_test_racecheck
 install -m 644 tests/golden/golden.bin "$target/"
 install -m 755 scripts/check-gpu.sh "$target/"
 echo "$target: $(ls "$target" | tr '\n' ' ')"

@@ -1,5 +1,6 @@
 // Every kernel once on problems of a few tiles: a list short enough for compute-sanitizer, whose racecheck slows
-// kernels down a thousandfold. `compute-sanitizer --tool racecheck gpu_test --gtest_filter='Gpu/Sanitize.*'`
+// kernels down a thousandfold. `compute-sanitizer --tool memcheck gpu_test --gtest_filter='Gpu/Sanitize.*'`; racecheck
+// wants a build with LLA_RACECHECK, see docs/testing.md.
 #include "gpu/gpu_test.hpp"
 
 namespace lla::test {
