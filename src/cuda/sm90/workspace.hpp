@@ -39,7 +39,7 @@ struct WorkspaceLayout {
   int64_t weights, weights_stride;  // cached weights of each resident block; stride 0 when recomputed
   int64_t size;
 
-  // A block's scratch: these vectors, then the rows' solver state.
+  // A block's scratch: these vectors, the ones that may be saved first, then the rows' solver state.
   static constexpr int kMeanK = 0, kMeanV = 1, kX = 2, kRidge = 3, kMeanHalf = 4, kVectors = 5;
   static constexpr int64_t kRowState = 8;  // floats of a row
 

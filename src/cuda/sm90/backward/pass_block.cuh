@@ -11,6 +11,7 @@ namespace lla::cuda::sm90 {
 
 inline constexpr int kPassGroups = 2;  // multiplying warpgroups
 inline constexpr int kPassThreads = (kPassGroups + 1) * kWarpgroup;
+inline constexpr int kPassGroupBarrier = 1;  // a named barrier; + warpgroup: its 128 threads
 inline constexpr int kPassProducerRegisters = 24, kPassConsumerRegisters = 240;
 
 template <int kSlots>

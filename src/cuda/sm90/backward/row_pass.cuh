@@ -351,10 +351,12 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
     }
     keep_order();
   }
+  named_sync(kPassGroupBarrier + group, kWarpgroup);  // the operands have been read by all
+  __half* const stage = shared.resident[group][0];
   if constexpr (Config::kTarget) {
-    if (p.dx.data != nullptr) store_output<kDim>(p.dx, target, p.dim, rb.block, own_rows, lane);
+    if (p.dx.data != nullptr) store_output<kDim>(p.dx, target, p.dim, rb.block, first_row, lane, stage);
   }
-  if (p.dq.data != nullptr) store_output<kDim>(p.dq, dq, p.dim, rb.block, own_rows, lane);
+  if (p.dq.data != nullptr) store_output<kDim>(p.dq, dq, p.dim, rb.block, first_row, lane, stage);
 }
 
 template <int kDim, bool kSolve>

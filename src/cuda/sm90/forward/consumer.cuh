@@ -83,6 +83,7 @@ struct Consumer : Passes<Config> {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       uint32_t bad = 0;
+#pragma unroll 1
       for (int key = keys[r].begin + lane.column / 2; key < keys[r].end; key += 4) {
         bad |= p.bad_keys[key_row + key] | p.bad_values[key_row + key];
       }
@@ -301,20 +302,12 @@ struct Consumer : Passes<Config> {
   __device__ __forceinline__ Needs write_x(DirectionWords& direction, Direction& d) {
     const ForwardBlock b = block();
     const Lane lane = Base::own_lane();
-    const OwnRows own_rows(b.block, tiles().first_row, lane);
     const HeadScales head(p, b.head_index);
     Vector x, mean;
     Solve solve;
     SolveMemory::load(row_state(), solve, lane);
     Fragment<kDim>::load(x, section(WorkspaceLayout::kX), lane.thread);
     Fragment<kDim>::load(mean, section(WorkspaceLayout::kMeanK), lane.thread);
-    if (p.saved.x != nullptr) {
-      Pair<float> scale;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) scale[r] = solve.status[r] == LLA_ROW_NAN ? NAN : 1.0f / head.key;
-      store_saved<kDim>(p.saved.x, x, p.dim, p, b.block, own_rows, scale, lane);
-      store_saved<kDim>(p.saved.mean_k, mean, p.dim, p, b.block, own_rows, scale, lane);
-    }
     // All threads are then done with the residual, whose place takes x's low part.
     const bool low = uniform(named_any(kGroupBarrier + group, kWarpgroup, needs_low_part(x, solve, head.key)));
     Pair<float> one;
@@ -340,6 +333,32 @@ struct Consumer : Passes<Config> {
     Fragment<kDim>::store(section(WorkspaceLayout::kMeanV), mean, Base::own_lane().thread);
   }
 
+  // x, mean keys and mean values, which wait in the scratch memory.
+  __device__ __forceinline__ void save_vectors(const Block& block, const HeadScales& head, const Solve& solve,
+                                               const Lane& lane) const {
+#pragma unroll 1
+    for (int which = WorkspaceLayout::kMeanK; which <= WorkspaceLayout::kX; ++which) {
+      const bool value = which == WorkspaceLayout::kMeanV;
+      const int dim = value ? p.value_dim : p.dim;
+      const Rows to = saved_rows(value                          ? p.saved.mean_v
+                                 : which == WorkspaceLayout::kX ? p.saved.x
+                                                                : p.saved.mean_k,
+                                 dim, p);
+      const RowStore store(to, dim, block, tiles().first_row, lane);
+      Pair<float> scale;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        scale[r] = solve.status[r] == LLA_ROW_NAN ? NAN : 1.0f / (value ? head.value : head.key);
+      }
+      const float4* const from = reinterpret_cast<const float4*>(section(which)) + lane.thread;
+#pragma unroll 4
+      for (int i = 0; i < kDim / 8; ++i) {
+        const float4 v = __ldcg(from + i * kWarpgroup);
+        store(i, make_float4(v.x * scale[0], v.y * scale[0], v.z * scale[1], v.w * scale[1]));
+      }
+    }
+  }
+
   // o = Σ U v / Σ U or, where the mean value is needed, (Σ U v - (Σ U - ω) mean_v) / ω; and everything else the caller
   // asked for.
   __device__ __forceinline__ void write_output(Vector& acc, const Pair<float>& sums, const Needs& needs) {
@@ -360,7 +379,6 @@ struct Consumer : Passes<Config> {
     if (needs.mean_value) {
       Vector mean;
       Fragment<kDim>::load(mean, section(WorkspaceLayout::kMeanV), lane.thread);
-      if (p.saved.x != nullptr) store_saved<kDim>(p.saved.mean_v, mean, p.value_dim, p, b.block, own_rows, scale, lane);
 #pragma unroll
       for (int e = 0; e < kDim / 2; ++e) acc[e] = fmaf(-excess[row_of(e)], mean[e], acc[e]);
     }
@@ -370,7 +388,9 @@ struct Consumer : Passes<Config> {
       const int r = row_of(e);
       acc[e] = divide(acc[e], total[r], inverse[r]) * scale[r];
     }
-    store_output<kDim>(p.o, acc, p.value_dim, b.block, own_rows, lane);
+    sync_group();  // x's low part has been read by all
+    store_output<kDim>(p.o, acc, p.value_dim, b.block, tiles().first_row, lane, s.spare_operand(group));
+    if (p.saved.x != nullptr) save_vectors(b.block, head, solve, lane);
     if (lane.column != 0) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

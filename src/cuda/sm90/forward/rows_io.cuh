@@ -3,6 +3,7 @@
 
 #include "cuda/sm90/forward/block.cuh"
 #include "cuda/sm90/fragment.cuh"
+#include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/rows.cuh"
 #include "cuda/sm90/scale.hpp"
 
@@ -154,7 +155,7 @@ __device__ __forceinline__ float row_ridge(const Ridge& ridge, const Block& bloc
 }
 
 // λ per dimension, into fragment order. Dimensions with λ = +inf leave the right-hand side and the mean key; a row with
-// a negative or NaN element is no longer good. `least`: the smallest λ of a row.
+// a negative or NaN element is no longer good. `least`: the smallest λ of a row. Rare: a small loop, not a fast one.
 template <int kDim>
 __device__ __forceinline__ void load_ridge(float* to, float (&rhs)[kDim / 2], float (&mean)[kDim / 2],
                                            Pair<float>& least, Pair<bool>& good, const ForwardParams& p,
@@ -165,54 +166,46 @@ __device__ __forceinline__ void load_ridge(float* to, float (&rhs)[kDim / 2], fl
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     from[r] = p.ridge.data + block.batch * p.ridge.batch + (int64_t{block.start_q} + row[r]) * p.ridge.position +
-              block.head * p.ridge.head;
+              block.head * p.ridge.head + lane.column * p.ridge.dim;
   }
-#pragma unroll
+  float4* const own = reinterpret_cast<float4*>(to) + lane.thread;
+  bool infinite = false;
+#pragma unroll 1
   for (int i = 0; i < kDim / 8; ++i) {
-    keep_order();
-    float lambda[4];
+    float lambda[4] = {0, 0, 0, 0};
+    if (8 * i < p.dim) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int column = 8 * i + lane.column + (j & 1);
-      lambda[j] = column < p.dim ? from[j / 2][column * p.ridge.dim] : 0.0f;
-      valid[j / 2] = valid[j / 2] && lambda[j] >= 0;
-      if (column < p.dim) least[j / 2] = fminf(least[j / 2], lambda[j]);
-      if (lambda[j] == INFINITY) rhs[4 * i + j] = mean[4 * i + j] = 0;
+      for (int j = 0; j < 4; ++j) {
+        lambda[j] = from[j / 2][(8 * i + (j & 1)) * p.ridge.dim];
+        valid[j / 2] = valid[j / 2] && lambda[j] >= 0;
+        least[j / 2] = fminf(least[j / 2], lambda[j]);
+        infinite = infinite || lambda[j] == INFINITY;
+      }
     }
-    reinterpret_cast<float4*>(to)[i * kWarpgroup + lane.thread] =
-        make_float4(lambda[0], lambda[1], lambda[2], lambda[3]);
+    own[i * kWarpgroup] = make_float4(lambda[0], lambda[1], lambda[2], lambda[3]);
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     good[r] = quad_max(valid[r] ? 0.0f : 1.0f) == 0.0f && good[r];
     least[r] = -quad_max(-least[r]);
   }
-}
-
-// Writes rows as fp32, row-major with `dim` columns, into a section of the saved vector.
-template <int kDim>
-__device__ __forceinline__ void store_saved(float* to, const float (&v)[kDim / 2], int dim, const ForwardParams& p,
-                                            const Block& block, const OwnRows& rows, const Pair<float>& scale,
-                                            const Lane& lane) {
+  if (!infinite) return;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    if (!rows.exists[r]) continue;
-    float* const row = to + row_index(p, block, rows.row[r]) * dim + lane.column;
+  for (int i = 0; i < kDim / 8; ++i) {
+    const float4 l4 = own[i * kWarpgroup];
+    const float lambda[4] = {l4.x, l4.y, l4.z, l4.w};
 #pragma unroll
-    for (int i = 0; i < kDim / 8; ++i) {
-      if (8 * i + lane.column >= dim) continue;
-      *reinterpret_cast<float2*>(row + 8 * i) =
-          make_float2(v[4 * i + 2 * r] * scale[r], v[4 * i + 2 * r + 1] * scale[r]);
+    for (int j = 0; j < 4; ++j) {
+      if (lambda[j] == INFINITY) rhs[4 * i + j] = mean[4 * i + j] = 0;
     }
   }
 }
 
 // Two neighbours of an output row, in its own type.
-template <bool kWide, bool kVectors>
 __device__ __forceinline__ void store_pair(const Rows& o, void* row, int column, float a, float b) {
-  if constexpr (kWide) {
-    float* const at = static_cast<float*>(row) + column * (kVectors ? 1 : o.channel);
-    if constexpr (kVectors) {
+  if (o.dtype == DType::f32) {
+    float* const at = static_cast<float*>(row) + column * o.channel;
+    if (o.vectors) {
       *reinterpret_cast<float2*>(at) = make_float2(a, b);
     } else {
       at[0] = a, at[o.channel] = b;
@@ -220,44 +213,130 @@ __device__ __forceinline__ void store_pair(const Rows& o, void* row, int column,
   } else {
     const __nv_bfloat162 h = __floats2bfloat162_rn(a, b);
     const uint32_t word = o.dtype == DType::bf16 ? *reinterpret_cast<const uint32_t*>(&h) : pack(a, b);
-    uint16_t* const at = static_cast<uint16_t*>(row) + column * (kVectors ? 1 : o.channel);
-    if constexpr (kVectors) {
-      *reinterpret_cast<uint32_t*>(at) = word;
-    } else {
-      at[0] = static_cast<uint16_t>(word), at[o.channel] = static_cast<uint16_t>(word >> 16);
-    }
+    uint16_t* const at = static_cast<uint16_t*>(row) + column * o.channel;
+    at[0] = static_cast<uint16_t>(word), at[o.channel] = static_cast<uint16_t>(word >> 16);
   }
 }
 
-template <int kDim, bool kWide, bool kVectors>
-__device__ __forceinline__ void store_rows(const Rows& o, const float (&v)[kDim / 2], int dim, const Block& block,
-                                           const OwnRows& rows, const Lane& lane) {
+// What a thread's four elements of every eight columns go to, whatever the type and the strides.
+struct RowStore {
+  const Rows& o;
+  int dim, column;
+  void* to[2];
+  Pair<bool> exists;
+
+  __device__ __forceinline__ RowStore(const Rows& rows, int dimensions, const Block& block, int first_row,
+                                      const Lane& lane)
+      : o(rows), dim(dimensions), column(lane.column) {
+    const OwnRows own(block, first_row, lane);
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    if (!rows.exists[r]) continue;
-    void* const to = const_cast<void*>(row_pointer(o, block.batch, int64_t{block.start_q} + rows.row[r], block.head));
-#pragma unroll
-    for (int i = 0; i < kDim / 8; ++i) {
-      const int column = 8 * i + lane.column;
-      if (column < dim) store_pair<kWide, kVectors>(o, to, column, v[4 * i + 2 * r], v[4 * i + 2 * r + 1]);
+    for (int r = 0; r < 2; ++r) {
+      exists[r] = own.exists[r];
+      to[r] = const_cast<void*>(row_pointer(o, block.batch, int64_t{block.start_q} + own.row[r], block.head));
     }
   }
+  __device__ __forceinline__ void operator()(int eight, const float4& v) const {
+    const int at = 8 * eight + column;
+    if (at >= dim) return;
+    if (exists[0]) store_pair(o, to[0], at, v.x, v.y);
+    if (exists[1]) store_pair(o, to[1], at, v.z, v.w);
+  }
+};
+
+// A section of the saved vector: fp32 rows with `dim` columns, in the order of core::row_index.
+__device__ __forceinline__ Rows saved_rows(float* section, int dim, const ForwardParams& p) {
+  const int64_t head = int64_t{p.shape.packed ? p.shape.total_q : p.shape.seqlen_q} * dim;
+  return {section, p.shape.packed ? 0 : p.shape.heads_q * head, dim, head, 1, DType::f32, true};
 }
 
-// Writes output rows. Their type and layout are looked at once, not for every pair of elements.
+// What a warpgroup stages its rows in on their way out: a 64-row, 128-byte-swizzled fp16 tile. A warp uses its own
+// sixteen rows of it; nobody else may be reading them.
+template <int kDim>
+struct Stage {
+  static constexpr int kLanes = kDim / 8;  // threads of a row, 16 bytes each
+  static constexpr int kStep = 32 / kLanes, kCount = 16 / kStep;
+  static constexpr int kHalf = kDim / 16;  // float4s of a thread, of half a fragment
+
+  char* const tile;
+  const int warp, lane;
+
+  __device__ __forceinline__ Stage(__half* memory, const Lane& own)
+      : tile(reinterpret_cast<char*>(memory)), warp(own.thread / 32), lane(own.thread % 32) {}
+
+  __device__ __forceinline__ char* at(int row, int eight) const {
+    return tile + (eight / 8) * (kGroupRows * 128) + row * 128 + (((eight % 8) ^ (row & 7)) << 4);
+  }
+
+  // A fragment as 16-bit rows.
+  template <DType kType>
+  __device__ __forceinline__ void write(const float (&v)[kDim / 2]) const {
+    const char* const to = at(warp * 16 + lane % 16, lane / 16);
+#pragma unroll
+    for (int i = 0; i < kDim / 16; ++i) {
+      uint32_t words[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float a = v[8 * i + 2 * j], b = v[8 * i + 2 * j + 1];
+        const __nv_bfloat162 h = __floats2bfloat162_rn(a, b);
+        words[j] = kType == DType::bf16 ? *reinterpret_cast<const uint32_t*>(&h) : pack(a, b);
+      }
+      const uint32_t address = (shared_address(to) ^ ((2 * i % 8) << 4)) + (i / 4) * (kGroupRows * 128);
+      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]),
+                   "r"(words[1]), "r"(words[2]), "r"(words[3])
+                   : "memory");
+    }
+  }
+  // 16-bit rows from here to their places.
+  __device__ __forceinline__ void store_vectors(const Rows& o, int dim, const Block& block, int first_row) const {
+    const int eight = lane % kLanes, row = warp * 16 + lane / kLanes;
+    uint4 words[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) words[i] = *reinterpret_cast<const uint4*>(at(row + i * kStep, eight));
+    const int left = eight * 8 < dim ? block.length_q - first_row - row : 0;
+    char* to = static_cast<char*>(const_cast<void*>(
+                   row_pointer(o, block.batch, int64_t{block.start_q} + first_row + row, block.head))) +
+               eight * 16;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (i * kStep < left) *reinterpret_cast<uint4*>(to) = words[i];
+      to += o.position * (2 * kStep);
+    }
+  }
+
+  // A fragment to rows of any kind. Registers cannot be counted through in a loop: half of them at a time goes where
+  // they can, read again by the thread that wrote them.
+  __device__ __forceinline__ void store_any(const float (&v)[kDim / 2], const RowStore& store) const {
+    float4* const own = reinterpret_cast<float4*>(tile + warp * (16 * 128)) + lane;
+    constexpr int kBlock = kGroupRows * 128 / sizeof(float4);  // from a block of 64 columns to the next
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float* const from = &v[half * (kDim / 4)];
+#pragma unroll
+      for (int i = 0; i < kHalf; ++i) {
+        own[i / 4 * kBlock + i % 4 * 32] = make_float4(from[4 * i], from[4 * i + 1], from[4 * i + 2], from[4 * i + 3]);
+      }
+#pragma unroll 1
+      for (int i = 0; i < kHalf; ++i) store(half * kHalf + i, own[i / 4 * kBlock + i % 4 * 32]);
+    }
+  }
+};
+
+// Writes output rows through `stage` (see Stage).
 template <int kDim>
 __device__ __forceinline__ void store_output(const Rows& o, const float (&v)[kDim / 2], int dim, const Block& block,
-                                             const OwnRows& rows, const Lane& lane) {
-  if (o.dtype == DType::f32) {
-    if (o.vectors) {
-      store_rows<kDim, true, true>(o, v, dim, block, rows, lane);
+                                             int first_row, const Lane& lane, __half* memory) {
+  const Stage<kDim> stage(memory, lane);
+  __syncwarp();  // all have read what was staged before
+  if (o.vectors && o.dtype != DType::f32) {
+    if (o.dtype == DType::bf16) {
+      stage.template write<DType::bf16>(v);
     } else {
-      store_rows<kDim, true, false>(o, v, dim, block, rows, lane);
+      stage.template write<DType::f16>(v);
     }
-  } else if (o.vectors) {
-    store_rows<kDim, false, true>(o, v, dim, block, rows, lane);
+    __syncwarp();
+    stage.store_vectors(o, dim, block, first_row);
   } else {
-    store_rows<kDim, false, false>(o, v, dim, block, rows, lane);
+    stage.store_any(v, RowStore(o, dim, block, first_row, lane));
   }
 }
 

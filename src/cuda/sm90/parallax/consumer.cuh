@@ -288,13 +288,15 @@ struct ParallaxConsumer {
       mean[e] = divide(values[e], omega[r], inverse[r]);
       out[e] = fmaf(fmaf(-sum[r], mean[e], products[e]), back[r], mean[e]) * scale[r];
     }
-    store_output<kDim>(p.o, out, p.value_dim, b.block, own_rows, lane);
+    const int first_row = b.block.first_row + group * kGroupRows;
+    sync_group();  // x has been read by all
+    store_output<kDim>(p.o, out, p.value_dim, b.block, first_row, lane, s.x[group][0]);
     const bool save = p.saved.x != nullptr;
     Pair<float> largest;
     if (save) {
-      store_saved<kDim>(p.saved.mean_v, mean, p.value_dim, p, b.block, own_rows, scale, lane);
+      save_rows(p.saved.mean_v, mean, p.value_dim, b.block, first_row, scale, lane);
       mean_keys(mean, largest, rows.logits);
-      store_saved<kDim>(p.saved.mean_k, mean, p.dim, p, b.block, own_rows, key_scale, lane);
+      save_rows(p.saved.mean_k, mean, p.dim, b.block, first_row, key_scale, lane);
       save_x(b.block, own_rows, bad, lane);
     }
     if (lane.column != 0) return;
@@ -311,6 +313,14 @@ struct ParallaxConsumer {
       if (p.info.residual != nullptr) p.info.residual[index] = -1.0f;
       if (p.info.status != nullptr) p.info.status[index] = bad[r] ? LLA_ROW_NAN : LLA_ROW_OK;
     }
+  }
+
+  // Rows of a section of the saved vector. The vector is used up.
+  __device__ __forceinline__ void save_rows(float* section, Vector& v, int dim, const Block& block, int first_row,
+                                            const Pair<float>& scale, const Lane& lane) const {
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) v[e] *= scale[row_of(e)];
+    store_output<kDim>(saved_rows(section, dim, p), v, dim, block, first_row, lane, s.x[group][0]);
   }
 
   __device__ __forceinline__ void save_x(const Block& block, const OwnRows& own_rows, const Pair<bool>& bad,
