@@ -9,8 +9,10 @@
 
 #ifdef __CUDACC__
 #define LLA_WALK __device__ __forceinline__
+#define LLA_ROLLED _Pragma("unroll 1")
 #else
 #define LLA_WALK constexpr
+#define LLA_ROLLED
 #endif
 
 namespace lla::cuda::sm90 {
@@ -40,6 +42,7 @@ struct LiveTiles {
   }
   LLA_WALK int total(int count) const {
     int live = 0;
+    LLA_ROLLED
     for (int word = 0; word < kWords && word * 32 < count; ++word) live += detail::bit_count(bits[word]);
     return live + detail::larger(0, count - kWords * 32);
   }
@@ -102,3 +105,4 @@ struct LiveWalk {
 }  // namespace lla::cuda::sm90
 
 #undef LLA_WALK
+#undef LLA_ROLLED

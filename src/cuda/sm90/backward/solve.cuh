@@ -13,8 +13,8 @@ namespace lla::cuda::sm90 {
 
 template <class Config>
 struct SolveProducer : Producer<Config> {
-  __device__ __forceinline__ void run_item(int64_t item, int parity) {
-    const ForwardBlock b = this->block(item);
+  __device__ __forceinline__ void run_item(int parity) {
+    const ForwardBlock b = this->t.tiles[parity].item;
 #pragma unroll 1
     for (int i = 0; i < b.tiles.count(); ++i) {
       this->load(this->values, b, i);
@@ -209,10 +209,10 @@ struct SolveConsumer : Consumer<Config> {
   }
 
   // Saved statistics, G, t and the first direction. Returns whether a row of this thread is to be solved.
-  __device__ __forceinline__ bool prepare(const ForwardBlock& b, DirectionWords& direction, Direction& d) {
+  __device__ __forceinline__ bool prepare(const ForwardBlock b, DirectionWords& direction, Direction& d) {
     const Lane lane = Base::own_lane();
     const OwnRows own_rows(b.block, this->tiles().first_row, lane);
-    const HeadScales head(p, b.head_index);
+    const HeadScales head = this->tiles().head;
     Vector rhs, mean;
     // All that is read here is under way before any of it is used.
     load_saved(mean, p.saved.mean_v, p.value_dim, b.block, own_rows, lane);
@@ -349,10 +349,10 @@ struct SolveConsumer : Consumer<Config> {
   }
 
   // y and what goes with it: c, sizes and bounds for the operands, the info of the rows.
-  __device__ __forceinline__ void write_rows(const ForwardBlock& b) {
+  __device__ __forceinline__ void write_rows(const ForwardBlock b) {
     const Lane lane = Base::own_lane();
     const OwnRows own_rows(b.block, this->tiles().first_row, lane);
-    const HeadScales head(p, b.head_index);
+    const HeadScales head = this->tiles().head;
     const float back = 1.0f / head.key;
     SolveMemory::Words state;
     SolveMemory::fetch(state, this->row_state(), lane);
@@ -442,13 +442,13 @@ struct SolveConsumer : Consumer<Config> {
   __device__ __forceinline__ void run_item() {
     DirectionWords direction;
     Direction d;
-    this->begin(this->block());
-    const bool active = prepare(this->block(), direction, d);
+    this->begin();
+    const bool active = prepare(this->tiles().item, direction, d);
     const bool more = this->publish(active);
     const int live = this->live_tiles();
     this->solve(direction, d, live, more);
     if (more) release_ahead(min(live, kTilesAhead));
-    write_rows(this->block());
+    write_rows(this->tiles().item);
   }
 
   // After a pass the producer has fetched the first tiles and weights of one more.

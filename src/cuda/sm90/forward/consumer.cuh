@@ -34,8 +34,6 @@ struct Consumer : Passes<Config> {
   }
   __device__ __forceinline__ void sync_group() const { named_sync(kGroupBarrier + group, kWarpgroup); }
 
-  __device__ __forceinline__ ForwardBlock block() const { return {p, t.item[parity], kKeys, Config::kItemRows}; }
-
   // With few tiles, which are fetched ahead, a warpgroup can end another pass before its last decision was seen. Two
   // decisions ahead, a barrier's parity would mean another one.
   __device__ __forceinline__ void wait_acknowledged() {
@@ -71,7 +69,8 @@ struct Consumer : Passes<Config> {
     });
     const Vectors at{s.residual[group], section(WorkspaceLayout::kX), section(WorkspaceLayout::kRidge),
                      p.ridge.per_dim};
-    return decide(step<kDim>(inputs, acc, sums, direction, d, at, lane, tiles().key_scale, tiles().key_norm, limits()));
+    return decide(
+        step<kDim>(inputs, acc, sums, direction, d, at, lane, tiles().head.key, tiles().head.key_norm, limits()));
   }
 
   __device__ __forceinline__ void sees_bad_keys(Pair<bool>& sees, int head_index, int64_t key_row,
@@ -91,30 +90,14 @@ struct Consumer : Passes<Config> {
     }
   }
 
-  // Queries into shared memory, and what the passes need to know of the item.
-  __device__ __forceinline__ void begin(const ForwardBlock& b) {
+  // Queries into shared memory.
+  __device__ __forceinline__ void begin() {
     const Lane lane = Base::own_lane();
-    const int first_row = b.block.first_row;
-    if (lane.thread == 0) {
-      GroupTiles& to = t.tiles;
-      to.first_row = first_row;
-      to.first = b.tiles.begin;
-      to.count = b.tiles.count();
-      const KeyRange seen = visible_keys(p.shape, b.block, first_row, kGroupRows);
-      to.few_keys = most_keys(p.shape, seen) <= 2 * kDim;
-      const KeyRange common = common_keys(p.shape, b.block, first_row, kGroupRows);
-      to.clear = {(common.begin + kKeys - 1) / kKeys - to.first, common.end / kKeys - to.first};
-      to.diagonal = first_row + b.block.length_k - b.block.length_q;
-      to.length_k = b.block.length_k;
-      const HeadScales head(p, b.head_index);
-      to.key_scale = head.key;
-      to.key_norm = head.key_norm;
-    }
-    load_queries<kDim>(s.queries(group), s.row_scales(group), p, b.block, first_row, lane.thread);
+    load_queries<kDim>(s.queries(group), s.row_scales(group), p, tiles().item.block, tiles().first_row, lane.thread);
     for (int word = lane.thread; word < Config::kLiveWords; word += kWarpgroup) t.live[parity].bits[word] = 0;
     fence_async_proxy();
     sync_group();
-    const float key_scale = tiles().key_scale;
+    const float key_scale = tiles().head.key;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float q_scale = s.row_scales(group)[lane.row + 8 * r];
@@ -135,7 +118,7 @@ struct Consumer : Passes<Config> {
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float most = sqrtf(quad_sum(squares[r])) * tiles().key_norm * rows.scale[r];
+      const float most = sqrtf(quad_sum(squares[r])) * tiles().head.key_norm * rows.scale[r];
       rows.shift[r] = kWeightExponent - ceilf(fmaxf(0.5f * most, fminf(most, 0.5f * kLooseBits)));
     }
   }
@@ -176,9 +159,9 @@ struct Consumer : Passes<Config> {
     find_means(mean, solve.omega, bounds);
     Fragment<kDim>::store(section(WorkspaceLayout::kMeanK), mean, lane.thread);
 
-    const ForwardBlock b = block();
+    const ForwardBlock b = tiles().item;
     const OwnRows own_rows(b.block, tiles().first_row, lane);
-    const HeadScales head(p, b.head_index);
+    const HeadScales head = tiles().head;
     Pair<bool> good, bad;
     sees_bad_keys(bad, b.head_index, b.key_row, lane);
     Pair<float> back;  // fp16 query -> query in units of the keys
@@ -193,6 +176,7 @@ struct Consumer : Passes<Config> {
     Vector rhs;
 #pragma unroll
     for (int i = 0; i < kDim / 4; ++i) {
+      if (i % 8 == 0) keep_order();
       const float2 q = unpack(tile_word<uint32_t>(s.queries(group), lane.tile_offset(i / 2, i & 1)));
       rhs[2 * i] = fmaf(q.x, back[i & 1], -mean[2 * i]);
       rhs[2 * i + 1] = fmaf(q.y, back[i & 1], -mean[2 * i + 1]);
@@ -240,7 +224,7 @@ struct Consumer : Passes<Config> {
   __device__ __forceinline__ void run_item() {
     DirectionWords direction;
     Direction d;
-    begin(block());
+    begin();
     guess_bounds();
     const bool more = publish(prepare(direction, d));
     solve(direction, d, live_tiles(), more);
@@ -300,9 +284,9 @@ struct Consumer : Passes<Config> {
   };
   // x as the direction of the output pass.
   __device__ __forceinline__ Needs write_x(DirectionWords& direction, Direction& d) {
-    const ForwardBlock b = block();
+    const ForwardBlock b = tiles().item;
     const Lane lane = Base::own_lane();
-    const HeadScales head(p, b.head_index);
+    const HeadScales head = tiles().head;
     Vector x, mean;
     Solve solve;
     SolveMemory::load(row_state(), solve, lane);
@@ -362,10 +346,10 @@ struct Consumer : Passes<Config> {
   // o = Σ U v / Σ U or, where the mean value is needed, (Σ U v - (Σ U - ω) mean_v) / ω; and everything else the caller
   // asked for.
   __device__ __forceinline__ void write_output(Vector& acc, const Pair<float>& sums, const Needs& needs) {
-    const ForwardBlock b = block();
+    const ForwardBlock b = tiles().item;
     const Lane lane = Base::own_lane();
     const OwnRows own_rows(b.block, tiles().first_row, lane);
-    const HeadScales head(p, b.head_index);
+    const HeadScales head = tiles().head;
     Solve solve;
     SolveMemory::load(row_state(), solve, lane);
     Pair<float> total, excess, scale;
@@ -408,7 +392,7 @@ struct Consumer : Passes<Config> {
   __device__ __forceinline__ bool begin_item(uint32_t turn) {
     parity = turn & 1;
     t.item_full[parity].wait((turn >> 1) & 1);
-    return uniform(t.item[parity] >= 0);
+    return uniform(t.there[parity]);
   }
   __device__ __forceinline__ void end_item() {
     sync_group();

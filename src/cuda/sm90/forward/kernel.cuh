@@ -19,9 +19,8 @@ __device__ __forceinline__ void run_roles(int warpgroup, ProducerRole& producer,
     prefetch_map(producer.keys);
     prefetch_map(producer.values);
     for (uint32_t turn = 0;; ++turn) {
-      const int64_t item = producer.next_item(turn);
-      if (item < 0) return;
-      producer.run_item(item, turn & 1);
+      if (!producer.next_item(turn)) return;
+      producer.run_item(turn & 1);
     }
   } else {
     take_registers<Config::kConsumerRegisters>();

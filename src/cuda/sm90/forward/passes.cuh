@@ -41,7 +41,7 @@ struct Passes {
   RowLogits rows;
 
   __device__ __forceinline__ static Lane own_lane() { return Lane(threadIdx.x % kWarpgroup); }
-  __device__ __forceinline__ const GroupTiles& tiles() const { return t.tiles; }
+  __device__ __forceinline__ const GroupTiles& tiles() const { return t.tiles[parity]; }
   __device__ __forceinline__ __half* tile_at(const Slot& slot) const { return s.tiles[group][slot.stage]; }
 
   __device__ __forceinline__ void visible(Pair<KeyRange>& keys, const Lane& lane) const {

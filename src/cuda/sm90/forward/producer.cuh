@@ -22,10 +22,6 @@ struct Producer {
   typename std::remove_extent_t<decltype(ForwardShared<Config>::weight_ring)>::Slot next_weights{};
   uint32_t decisions = 0;  // taken so far
 
-  __device__ __forceinline__ ForwardBlock block(int64_t item) const {
-    return {p, item, Config::kKeys, Config::kItemRows};
-  }
-
   __device__ __forceinline__ void load(const CUtensorMap* map, const ForwardBlock& b, int tile) {
     const auto slot = next.take();
     Barrier& barrier = t.ring.acquire(slot, Config::kTileElements * sizeof(__half));
@@ -87,8 +83,8 @@ struct Producer {
     return at;
   }
 
-  __device__ __forceinline__ void run_item(int64_t item, int parity) {
-    const ForwardBlock b = block(item);
+  __device__ __forceinline__ void run_item(int parity) {
+    const ForwardBlock b = t.tiles[parity].item;
     do {
       stream_all(b);
     } while (another_pass());  // the bounds of the logits were wrong
@@ -104,18 +100,24 @@ struct Producer {
     }
   }
 
-  // The next item with rows, told to the consumers; -1 when there is none.
-  __device__ __forceinline__ int64_t next_item(uint32_t turn) {
-    int64_t item;
-    do {
-      item = atomicAdd(&p.header->next_item, 1u);
-    } while (item < p.items && block_of_item(p.shape, p.cu_q, p.cu_k, item, Config::kItemRows).empty());
-    if (item >= p.items) item = -1;
+  // The next item with rows, told to the consumers. Returns whether there is one.
+  __device__ __forceinline__ bool next_item(uint32_t turn) {
     const int parity = turn & 1;
-    t.item_empty[parity].wait(((turn >> 1) & 1) ^ 1);
-    t.item[parity] = item;
-    t.item_full[parity].arrive();
-    return item;
+    while (true) {
+      const int64_t number = atomicAdd(&p.header->next_item, 1u);
+      const bool there = number < p.items;
+      if (there) {
+        const ForwardBlock b(p, number, Config::kKeys, Config::kItemRows);
+        if (b.block.empty()) continue;
+        t.item_empty[parity].wait(((turn >> 1) & 1) ^ 1);
+        t.tiles[parity].template describe<Config>(p, b);
+      } else {
+        t.item_empty[parity].wait(((turn >> 1) & 1) ^ 1);
+      }
+      t.there[parity] = there;
+      t.item_full[parity].arrive();
+      return there;
+    }
   }
 };
 

@@ -3,14 +3,18 @@
 
 #include <cuda_fp16.h>
 
+#include "cuda/sm90/forward/block.cuh"
 #include "cuda/sm90/forward/config.hpp"
 #include "cuda/sm90/tiles.cuh"
 #include "cuda/sm90/weights.cuh"
 
 namespace lla::cuda::sm90 {
 
-// What a warpgroup's passes need to know of its item. Kept here, not in registers: a pass has none to spare.
+// What a warpgroup needs to know of its item. Found once, by the copying thread, and kept here: divisions are slow, and
+// a pass has no register to spare.
 struct GroupTiles {
+  ForwardBlock item;
+  HeadScales head;
   int first_row;
   int first, count;  // tiles of the item
   TileRange clear;   // those without a key that one of its rows does not see, relative to the first
@@ -19,7 +23,25 @@ struct GroupTiles {
   // No row sees more keys than twice the head dimension. The first steps of such rows are much larger than their
   // solution, and what rounding U once leaves behind stays in x: their U is multiplied in two parts.
   bool few_keys;
-  float key_scale, key_norm;  // HeadScales
+
+  // In steps: the copying thread has few registers.
+  template <class Config>
+  __device__ __forceinline__ void describe(const ForwardParams& p, const ForwardBlock& b) {
+    constexpr int kKeys = Config::kKeys;
+    item = b;
+    first_row = b.block.first_row;
+    first = b.tiles.begin;
+    count = b.tiles.count();
+    diagonal = first_row + b.block.length_k - b.block.length_q;
+    length_k = b.block.length_k;
+    keep_order();
+    head = HeadScales(p, item.head_index);
+    keep_order();
+    few_keys = most_keys(p.shape, visible_keys(p.shape, item.block, first_row, kGroupRows)) <= 2 * Config::kDim;
+    keep_order();
+    const KeyRange common = common_keys(p.shape, item.block, first_row, kGroupRows);
+    clear = {(common.begin + kKeys - 1) / kKeys - first, common.end / kKeys - first};
+  }
 };
 
 // What goes between a warpgroup and the thread that copies for it: tiles, items and decisions.
@@ -30,11 +52,11 @@ struct Stream {
 
   Ring<Config::kStages, kGroupWarps> ring;
   Barrier item_full[2], item_empty[2];
-  Barrier decided;       // the warpgroup said whether it needs another pass
-  Barrier acknowledged;  // the copying thread has seen it
-  int64_t item[2];
-  int more[2];  // [decision parity]
-  GroupTiles tiles;
+  Barrier decided;                        // the warpgroup said whether it needs another pass
+  Barrier acknowledged;                   // the copying thread has seen it
+  GroupTiles tiles[2];                    // [item parity]
+  bool there[2];                          // [item parity]: whether there is such an item
+  int more[2];                            // [decision parity]
   LiveTiles<Config::kLiveWords> live[2];  // [item parity]
 
   __device__ __forceinline__ void init() {
@@ -47,7 +69,9 @@ struct Stream {
     acknowledged.init(1);
   }
   __device__ __forceinline__ ThreadWalk thread_walk(int parity, int count) const { return {&live[parity], count}; }
-  __device__ __forceinline__ WarpWalk warp_walk(int parity) const { return {&live[parity], uniform(tiles.count)}; }
+  __device__ __forceinline__ WarpWalk warp_walk(int parity) const {
+    return {&live[parity], uniform(tiles[parity].count)};
+  }
 };
 
 // Columns of ones beside 16 keys of a tile, whatever the swizzle.
