@@ -88,6 +88,14 @@ __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.
 // The same for stores to global memory that the copy engine will read.
 __device__ __forceinline__ void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
+// 16 bytes from global into shared memory, behind this thread's back; zeros where there is nothing to copy.
+__device__ __forceinline__ void copy_ahead(void* to, const void* from, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0)
+               : "memory");
+}
+// Until this thread can read all it asked for.
+__device__ __forceinline__ void wait_copied_ahead() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // Named barriers (id 0 is __syncthreads).
 __device__ __forceinline__ void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -216,7 +216,8 @@ struct SolveConsumer : Consumer<Config> {
     Vector rhs, mean;
     // All that is read here is under way before any of it is used.
     load_saved(mean, p.saved.mean_v, p.value_dim, b.block, own_rows, lane);
-    RowLoader<kDim> g_rows(solve_params.g, p.value_dim, b.block, this->tiles().first_row, lane.thread);
+    const RowLoader<kDim> g_rows(solve_params.g, p.value_dim, b.block, this->tiles().first_row, lane.thread,
+                                 s.spare_operand(group));
     g_rows.fetch();
     prefetch_saved(p.saved.mean_k, p.dim, b.block, lane);
     Solve solve;
@@ -234,7 +235,7 @@ struct SolveConsumer : Consumer<Config> {
       good[r] = good[r] && solve.ridge[r] >= 0;
     }
     this->sync_group();  // every thread has read the scales of the queries
-    g_rows.template write<false>(s.spare_operand(group), s.row_scales(group), 1.0f, nullptr);
+    g_rows.template write<false>(s.row_scales(group), 1.0f);
     fence_async_proxy();
     this->sync_group();
 

@@ -227,16 +227,16 @@ struct Consumer : Passes<Config> {
     begin();
     guess_bounds();
     const bool more = publish(prepare(direction, d));
-    solve(direction, d, live_tiles(), more);
+    const int live = live_tiles();
+    solve(direction, d, live, more);
     const Needs needs = write_x(direction, d);
     if (publish(needs.mean_value)) {
-      write_mean_value(direction);
+      write_mean_value(direction, live);
       publish(false);
     }
     Vector acc;
     Pair<float> sums;
-    this->template weighted_pass<true>(acc, sums, direction, needs.low_part ? Parts::both : Parts::high, d,
-                                       live_tiles());
+    this->template weighted_pass<true>(acc, sums, direction, needs.low_part ? Parts::both : Parts::high, d, live);
     write_output(acc, sums, needs);
   }
 
@@ -307,10 +307,10 @@ struct Consumer : Passes<Config> {
     return {low, uniform(any) != 0};
   }
 
-  __device__ __forceinline__ void write_mean_value(const DirectionWords& direction) {
+  __device__ __forceinline__ void write_mean_value(const DirectionWords& direction, int live) {
     Vector mean;
     Pair<float> omega;
-    this->template weighted_pass<true>(mean, omega, direction, Parts::none, {{0, 0}, {-1, -1}}, live_tiles());
+    this->template weighted_pass<true>(mean, omega, direction, Parts::none, {{0, 0}, {-1, -1}}, live);
     const Pair<float> inverse = {reciprocal(omega[0]), reciprocal(omega[1])};
 #pragma unroll
     for (int e = 0; e < kDim / 2; ++e) mean[e] = divide(mean[e], omega[row_of(e)], inverse[row_of(e)]);

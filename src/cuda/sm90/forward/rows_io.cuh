@@ -13,91 +13,123 @@ namespace lla::cuda::sm90 {
 // not exist are zero; rows with a non-finite element are zero with scale NaN. In two steps, so that the loads of one or
 // of several operands are all in flight before the first is used. kWide: f32 rows; else 16-bit ones. Rows of the other
 // kind, and rows without vectors, are read one by one where they are written.
+//
+// What is fetched lies in the tile itself (f32 rows: and in `low`) until the thread that fetched it writes it anew:
+// registers would have to be named in code without a loop, and code that runs once an item must be short.
 template <int kDim, bool kWide = false>
 struct RowLoader {
   static constexpr int kLanes = kDim / 8;  // threads of a row
   static constexpr int kStep = kWarpgroup / kLanes, kCount = kGroupRows / kStep;
+  static constexpr int kVectors = kWide ? 2 : 1;  // of eight elements
+  static constexpr int kTogether = 4;             // rows whose reductions hide each other's latency
 
   const Rows& rows;
   const Block& block;
-  int dim, first_row, lane, row;                  // this thread's rows are row, row + kStep, ... of the 64
-  static constexpr int kVectors = kWide ? 2 : 1;  // of eight elements
-  uint4 words[kCount][kVectors];
+  int dim, first_row, lane, row;  // this thread's rows are row, row + kStep, ... of the 64
+  __half *const tile, *const low;
 
-  __device__ __forceinline__ RowLoader(const Rows& from, int dimensions, const Block& of, int first, int thread)
-      : rows(from), block(of), dim(dimensions), first_row(first), lane(thread % kLanes), row(thread / kLanes) {}
+  __device__ __forceinline__ RowLoader(const Rows& from, int dimensions, const Block& of, int first, int thread,
+                                       __half* to, __half* low_part = nullptr)
+      : rows(from),
+        block(of),
+        dim(dimensions),
+        first_row(first),
+        lane(thread % kLanes),
+        row(thread / kLanes),
+        tile(to),
+        low(low_part) {}
 
   __device__ __forceinline__ bool here(int i) const {
     return first_row + row + i * kStep < block.length_q && lane * 8 < dim;
   }
-  // Of the last row for one that does not exist.
-  __device__ __forceinline__ const void* pointer(int i) const {
-    const int place = min(first_row + row + i * kStep, block.length_q - 1);
-    return row_pointer(rows, block.batch, int64_t{block.start_q} + place, block.head);
+  __device__ __forceinline__ const char* pointer(int i) const {
+    return static_cast<const char*>(
+        row_pointer(rows, block.batch, int64_t{block.start_q} + first_row + row + i * kStep, block.head));
   }
   __device__ __forceinline__ bool fetched() const { return rows.vectors && (rows.dtype == DType::f32) == kWide; }
+  // Of this thread's eight elements.
+  __device__ __forceinline__ uint4* place(__half* in, int i) const {
+    const int r = row + i * kStep;
+    return reinterpret_cast<uint4*>(reinterpret_cast<char*>(in) + (lane / 8) * (kGroupRows * 128) + r * 128 +
+                                    (((lane % 8) ^ (r & 7)) << 4));
+  }
 
-  __device__ __forceinline__ void fetch() {
-    const bool fetches = fetched();
-    const int column = lane * 8 < dim ? lane : 0;
+  __device__ __forceinline__ void fetch() const {
+    if (!fetched()) return;
+    const char* const first = pointer(0) + lane * (16 * kVectors);
+    const int64_t stride = rows.position * (kStep * 2 * kVectors);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
+      const char* const from = here(i) ? first + i * stride : static_cast<const char*>(rows.data);
 #pragma unroll
-      for (int j = 0; j < kVectors; ++j) {
-        // Defined in any case: left undefined, they would count as in use all through the kernel.
-        words[i][j] = make_uint4(0, 0, 0, 0);
-        if (fetches) words[i][j] = __ldg(static_cast<const uint4*>(pointer(i)) + column * kVectors + j);
-      }
+      for (int j = 0; j < kVectors; ++j) copy_ahead(place(j == 0 ? tile : low, i), from + 16 * j, here(i));
     }
   }
 
   // With kSplit what rounding leaves over goes into the tile `low`.
   template <bool kSplit>
-  __device__ __forceinline__ void write(__half* tile, float* row_scale, float sign, __half* low) const {
+  __device__ __forceinline__ void write(float* row_scale, float sign) const {
+    static_assert(kSplit || !kWide);
     if (fetched()) {
-      if (rows.dtype == DType::bf16) {
-        write_fetched<kSplit, DType::bf16>(tile, row_scale, sign, low);
-      } else {
-        write_fetched<kSplit, DType::f16>(tile, row_scale, sign, low);
-      }
+      wait_copied_ahead();
+#pragma unroll 1
+      for (int i = 0; i < kCount; i += kTogether) write_fetched<kSplit>(i, row_scale, sign);
       return;
     }
 #pragma unroll 1
     for (int i = 0; i < kCount; ++i) {
       float x[8] = {};
       if (here(i)) load_eight(x, pointer(i), lane * 8, rows);
-      write_row<kSplit>(x, largest_bits(x), row + i * kStep, tile, row_scale, sign, low);
+      write_row<kSplit>(x, row_largest(largest_bits(x)), i, row_scale, sign);
     }
   }
 
-  // kNarrow: the type of 16-bit rows.
-  template <bool kSplit, DType kNarrow>
-  __device__ __forceinline__ void write_fetched(__half* tile, float* row_scale, float sign, __half* low) const {
+  // kTogether rows from the i-th on.
+  template <bool kSplit>
+  __device__ __forceinline__ void write_fetched(int i, float* row_scale, float sign) const {
+    uint32_t from[kTogether][4 * kVectors], bits[kTogether];
+    float x[kTogether][8];
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      uint32_t from[4 * kVectors];
+    for (int k = 0; k < kTogether; ++k) {
 #pragma unroll
       for (int j = 0; j < kVectors; ++j) {
-        const uint4 v = here(i) ? words[i][j] : make_uint4(0, 0, 0, 0);
-        from[4 * j] = v.x, from[4 * j + 1] = v.y, from[4 * j + 2] = v.z, from[4 * j + 3] = v.w;
+        const uint4 v = *place(j == 0 ? tile : low, i + k);
+        from[k][4 * j] = v.x, from[k][4 * j + 1] = v.y, from[k][4 * j + 2] = v.z, from[k][4 * j + 3] = v.w;
       }
-      float x[8];
-      uint32_t bits;
+    }
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
       if constexpr (kWide) {
 #pragma unroll
-        for (int j = 0; j < 8; ++j) x[j] = __uint_as_float(from[j]);
-        bits = largest_bits(x);
+        for (int j = 0; j < 8; ++j) x[k][j] = __uint_as_float(from[k][j]);
+        bits[k] = row_largest(largest_bits(x[k]));
       } else {
         uint32_t pair = 0;
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          x[2 * j] = widen16(static_cast<uint16_t>(from[j]), kNarrow);
-          x[2 * j + 1] = widen16(static_cast<uint16_t>(from[j] >> 16), kNarrow);
-          pair = __vmaxu2(pair, from[j] & 0x7fff7fffu);
-        }
-        bits = __float_as_uint(widen16(static_cast<uint16_t>(max(pair & 0xffffu, pair >> 16)), kNarrow));
+        for (int j = 0; j < 4; ++j) pair = __vmaxu2(pair, from[k][j] & 0x7fff7fffu);
+        const uint32_t largest = row_largest(max(pair & 0xffffu, pair >> 16));
+        bits[k] = __float_as_uint(widen16(static_cast<uint16_t>(largest), rows.dtype));
       }
-      write_row<kSplit>(x, bits, row + i * kStep, tile, row_scale, sign, low);
+    }
+    if constexpr (!kWide) {
+      if (rows.dtype == DType::bf16) {
+        widen<DType::bf16>(x, from);
+      } else {
+        widen<DType::f16>(x, from);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) write_row<kSplit>(x[k], bits[k], i + k, row_scale, sign);
+  }
+  template <DType kType>
+  __device__ __forceinline__ static void widen(float (&x)[kTogether][8], const uint32_t (&from)[kTogether][4]) {
+#pragma unroll
+    for (int k = 0; k < kTogether; ++k) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        x[k][2 * j] = widen16(static_cast<uint16_t>(from[k][j]), kType);
+        x[k][2 * j + 1] = widen16(static_cast<uint16_t>(from[k][j] >> 16), kType);
+      }
     }
   }
 
@@ -109,11 +141,16 @@ struct RowLoader {
     return bits;
   }
 
-  template <bool kSplit>
-  __device__ __forceinline__ void write_row(const float (&x)[8], uint32_t bits, int r, __half* tile, float* row_scale,
-                                            float sign, __half* low) const {
+  // Over the threads of a row.
+  __device__ __forceinline__ static uint32_t row_largest(uint32_t bits) {
 #pragma unroll
     for (int mask = kLanes / 2; mask > 0; mask /= 2) bits = max(bits, __shfl_xor_sync(0xffffffffu, bits, mask));
+    return bits;
+  }
+
+  template <bool kSplit>
+  __device__ __forceinline__ void write_row(const float (&x)[8], uint32_t bits, int i, float* row_scale,
+                                            float sign) const {
     const float largest = __uint_as_float(bits);
     const bool bad = !finite(largest);
     const float scale = power_of_two_scale(bad ? 0.0f : largest);
@@ -126,21 +163,18 @@ struct RowLoader {
       const float2 rounded = unpack(half[j]);
       rest[j] = bad ? 0u : pack(a - rounded.x, b - rounded.y);
     }
-    const int at = (lane / 8) * (kGroupRows * 128) + r * 128 + (((lane % 8) ^ (r & 7)) << 4);
-    *reinterpret_cast<uint4*>(reinterpret_cast<char*>(tile) + at) = make_uint4(half[0], half[1], half[2], half[3]);
-    if constexpr (kSplit) {
-      *reinterpret_cast<uint4*>(reinterpret_cast<char*>(low) + at) = make_uint4(rest[0], rest[1], rest[2], rest[3]);
-    }
-    if (lane == 0) row_scale[r] = bad ? NAN : scale;
+    *place(tile, i) = make_uint4(half[0], half[1], half[2], half[3]);
+    if constexpr (kSplit) *place(low, i) = make_uint4(rest[0], rest[1], rest[2], rest[3]);
+    if (lane == 0) row_scale[row + i * kStep] = bad ? NAN : scale;
   }
 };
 
 template <int kDim>
 __device__ __forceinline__ void load_rows(__half* tile, float* row_scale, const Rows& rows, int dim, float sign,
                                           const Block& block, int first_row, int thread) {
-  RowLoader<kDim> loader(rows, dim, block, first_row, thread);
+  const RowLoader<kDim> loader(rows, dim, block, first_row, thread, tile);
   loader.fetch();
-  loader.template write<false>(tile, row_scale, sign, nullptr);
+  loader.template write<false>(row_scale, sign);
 }
 
 template <int kDim>

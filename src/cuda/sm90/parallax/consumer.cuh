@@ -221,12 +221,13 @@ struct ParallaxConsumer {
       to.diagonal = first_row + b.block.length_k - b.block.length_q;
       to.length_k = b.block.length_k;
     }
-    RowLoader<kDim> queries(p.q, p.dim, b.block, first_row, lane.thread);
-    RowLoader<kDim, Config::kSplit> x(p.x, p.dim, b.block, first_row, lane.thread);
+    const RowLoader<kDim> queries(p.q, p.dim, b.block, first_row, lane.thread, s.q[group]);
+    const RowLoader<kDim, Config::kSplit> x(p.x, p.dim, b.block, first_row, lane.thread, s.x[group][0],
+                                            s.x[group][Config::kSplit]);
     queries.fetch();
     x.fetch();
-    queries.template write<false>(s.q[group], s.q_scale[group], p.negative_scale ? -1.0f : 1.0f, nullptr);
-    x.template write<Config::kSplit>(s.x[group][0], s.x_scale[group], 1.0f, s.x[group][Config::kSplit]);
+    queries.template write<false>(s.q_scale[group], p.negative_scale ? -1.0f : 1.0f);
+    x.template write<Config::kSplit>(s.x_scale[group], 1.0f);
     fence_async_proxy();
     sync_group();
     rows.start(power_of_two_below(kLargestX<kDim> * 2.001f * head.key_norm));
