@@ -6,22 +6,19 @@
 
 namespace lla::cuda::sm90 {
 
-// x, rounded to fp16 with a power of two per row, as the words a product takes, and with `with_low` what rounding left
-// over in the tile `low`. `one`: what 1 is in units of U / W.
-template <int kDim>
-__device__ __forceinline__ void make_output_direction(uint32_t (&words)[kDim / 4], const float (&x)[kDim / 2],
-                                                      const float (&mean)[kDim / 2], __half* low, bool with_low,
-                                                      const Lane& lane, const HeadScales& head, Direction& d,
-                                                      Pair<float>& one) {
-  Pair<float> scale, dots = {0, 0}, squares = {0, 0};
-  scale_rows<kDim>(scale, x);
+// x, rounded to fp16 with a power of two per row, as the words a product takes, and with kLow what rounding left over
+// in the tile `low`; |x|² and x·mean of what is kept.
+template <int kDim, bool kLow>
+__device__ __forceinline__ void round_rows(uint32_t (&words)[kDim / 4], const float (&x)[kDim / 2],
+                                           const float (&mean)[kDim / 2], const Pair<float>& scale, __half* low,
+                                           const Lane& lane, Pair<float>& squares, Pair<float>& dots) {
 #pragma unroll
   for (int i = 0; i < kDim / 4; ++i) {
     const int r = i & 1;
     const float a = x[2 * i] * scale[r], b = x[2 * i + 1] * scale[r];
     words[i] = pack(a, b);
     float2 rounded = unpack(words[i]);
-    if (with_low) {
+    if constexpr (kLow) {
       const uint32_t rest = pack(a - rounded.x, b - rounded.y);
       const float2 rounded_rest = unpack(rest);
       tile_word<uint32_t>(low, lane.tile_offset(i / 2, r)) = rest;
@@ -30,6 +27,21 @@ __device__ __forceinline__ void make_output_direction(uint32_t (&words)[kDim / 4
     }
     squares[r] += rounded.x * rounded.x + rounded.y * rounded.y;
     dots[r] += rounded.x * mean[2 * i] + rounded.y * mean[2 * i + 1];
+  }
+}
+
+// `with_low`: the low part is wanted, too. `one`: what 1 is in units of U / W.
+template <int kDim>
+__device__ __forceinline__ void make_output_direction(uint32_t (&words)[kDim / 4], const float (&x)[kDim / 2],
+                                                      const float (&mean)[kDim / 2], __half* low, bool with_low,
+                                                      const Lane& lane, const HeadScales& head, Direction& d,
+                                                      Pair<float>& one) {
+  Pair<float> scale, dots = {0, 0}, squares = {0, 0};
+  scale_rows<kDim>(scale, x);
+  if (with_low) {
+    round_rows<kDim, true>(words, x, mean, scale, low, lane, squares, dots);
+  } else {
+    round_rows<kDim, false>(words, x, mean, scale, low, lane, squares, dots);
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

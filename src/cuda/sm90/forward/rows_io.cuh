@@ -49,20 +49,23 @@ struct RowLoader {
   __device__ __forceinline__ bool fetched() const { return rows.vectors && (rows.dtype == DType::f32) == kWide; }
   // Of this thread's eight elements.
   __device__ __forceinline__ uint4* place(__half* in, int i) const {
-    const int r = row + i * kStep;
-    return reinterpret_cast<uint4*>(reinterpret_cast<char*>(in) + (lane / 8) * (kGroupRows * 128) + r * 128 +
-                                    (((lane % 8) ^ (r & 7)) << 4));
+    static_assert(kStep % 8 == 0);  // so that all rows of a thread are swizzled alike
+    const int first = (lane / 8) * (kGroupRows * 128) + row * 128 + (((lane % 8) ^ (row & 7)) << 4);
+    return reinterpret_cast<uint4*>(reinterpret_cast<char*>(in) + first + i * (kStep * 128));
   }
 
   __device__ __forceinline__ void fetch() const {
     if (!fetched()) return;
-    const char* const first = pointer(0) + lane * (16 * kVectors);
+    const char* from = pointer(0) + lane * (16 * kVectors);
     const int64_t stride = rows.position * (kStep * 2 * kVectors);
+    const int left = lane * 8 < dim ? block.length_q - first_row - row : 0;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const char* const from = here(i) ? first + i * stride : static_cast<const char*>(rows.data);
+    for (int i = 0; i < kCount; ++i, from += stride) {
+      const bool there = i * kStep < left;
 #pragma unroll
-      for (int j = 0; j < kVectors; ++j) copy_ahead(place(j == 0 ? tile : low, i), from + 16 * j, here(i));
+      for (int j = 0; j < kVectors; ++j) {
+        copy_ahead(place(j == 0 ? tile : low, i), there ? from + 16 * j : rows.data, there);
+      }
     }
   }
 
