@@ -176,7 +176,6 @@ struct Consumer : Passes<Config> {
     Vector rhs;
 #pragma unroll
     for (int i = 0; i < kDim / 4; ++i) {
-      if (i % 8 == 0) keep_order();
       const float2 q = unpack(tile_word<uint32_t>(s.queries(group), lane.tile_offset(i / 2, i & 1)));
       rhs[2 * i] = fmaf(q.x, back[i & 1], -mean[2 * i]);
       rhs[2 * i + 1] = fmaf(q.y, back[i & 1], -mean[2 * i + 1]);

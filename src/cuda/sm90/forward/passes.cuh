@@ -309,6 +309,7 @@ struct Passes {
       multiply_words(u, w, centred);
       for (; i + 1 < end; ++i) {
         const Slot after = take_after(key, true), factor = take_factor<kOutput>(key);
+        if (!kOutput || parts != Parts::none) define(e);  // anew: kept, E would be copied to where it is multiplied
         pin(u);
         t.ring.wait(after);
         if constexpr (kOutput) t.ring.wait(factor);
