@@ -351,8 +351,9 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
     }
     keep_order();
   }
-  named_sync(kPassGroupBarrier + group, kWarpgroup);  // the operands have been read by all
-  __half* const stage = shared.resident[group][0];
+  const int own_group = thread_read_again() / kWarpgroup - 1;
+  named_sync(kPassGroupBarrier + own_group, kWarpgroup);  // the operands have been read by all
+  __half* const stage = shared.resident[own_group][0];
   if constexpr (Config::kTarget) {
     if (p.dx.data != nullptr) store_output<kDim>(p.dx, target, p.dim, rb.block, first_row, lane, stage);
   }
