@@ -31,8 +31,12 @@ struct Barrier {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&word)) : "memory");
   }
   // By all threads of a warp: kWarpArrivals. Without a branch: warps that multiply next must not split.
-  __device__ __forceinline__ void arrive_for_warp() {
-    const bool chosen = threadIdx.x % (32 / kWarpArrivals) == 0;
+  //
+  // An arrival does not wait for loads issued before it, and behind products that read shared memory at its full rate
+  // a load may come so late that the copy engine has filled the slot again. Where the words read are not used before
+  // the arrival, it has to look at them (`read`: anything made of all of them that is never ~0).
+  __device__ __forceinline__ void arrive_for_warp(uint32_t read = 0) {
+    const bool chosen = threadIdx.x % (32 / kWarpArrivals) == 0 && read != ~0u;
     asm volatile(
         "{\n"
         ".reg .pred chosen;\n"

@@ -30,7 +30,8 @@ struct Ring {
     }
   };
   __device__ __forceinline__ void wait(const Slot& s) { full[s.stage].wait(s.parity); }
-  __device__ __forceinline__ void release(const Slot& s) { empty[s.stage].arrive_for_warp(); }
+  // `read`: see Barrier::arrive_for_warp.
+  __device__ __forceinline__ void release(const Slot& s, uint32_t read = 0) { empty[s.stage].arrive_for_warp(read); }
   __device__ __forceinline__ Barrier& acquire(const Slot& s, uint32_t bytes) {
     empty[s.stage].wait(s.parity ^ 1);
     full[s.stage].arrive_expecting(bytes);

@@ -133,6 +133,13 @@ struct WeightCache {
       weights[4 * s] = v.x, weights[4 * s + 1] = v.y, weights[4 * s + 2] = v.z, weights[4 * s + 3] = v.w;
     }
   }
+  // Made of all that was loaded. Not ~0: no weight is negative.
+  __device__ __forceinline__ static uint32_t all(const uint32_t (&weights)[kKeys / 4]) {
+    uint32_t bits = ~0u;
+#pragma unroll
+    for (int s = 0; s < kSlabs; ++s) bits &= weights[4 * s];
+    return bits;
+  }
 };
 
 }  // namespace lla::cuda::sm90

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "cuda/common/runtime.hpp"
 #include "cuda/sm90/backward/key_pass.hpp"
@@ -101,6 +102,7 @@ struct Run {
     params.tolerance_squared = static_cast<float>(0.81 * p.tolerance * p.tolerance);
     params.few_keys_tolerance_squared = static_cast<float>(0.25 * p.tolerance * p.tolerance);
     params.few_keys_iterations = 3;
+    params.split_passes = std::numeric_limits<int32_t>::max();
     params.max_iterations = p.max_iterations;
     params.header = at<Header>(layout.forward.header);
     params.heads = at<HeadStatistics>(layout.forward.head_statistics);

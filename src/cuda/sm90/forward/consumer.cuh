@@ -58,12 +58,12 @@ struct Consumer : Passes<Config> {
   }
 
   // A pass over the keys and one step of conjugate gradients. Returns whether a row of this warpgroup goes on.
-  __device__ __forceinline__ bool iterate(DirectionWords& direction, Direction& d, int live) {
+  __device__ __forceinline__ bool iterate(DirectionWords& direction, Direction& d, int live, bool split) {
     const Lane lane = Base::own_lane();
     Vector acc;
     Pair<float> sums;
     const StepInputs<kDim> inputs{row_state(), reinterpret_cast<const uint4*>(section(WorkspaceLayout::kMeanHalf))};
-    this->template weighted_pass<false>(acc, sums, direction, Parts::high, d, live, [&] {
+    this->template weighted_pass<false>(acc, sums, direction, Parts::high, d, live, split, [&] {
       inputs.prefetch(lane);
       wait_acknowledged();
     });
@@ -235,15 +235,19 @@ struct Consumer : Passes<Config> {
     }
     Vector acc;
     Pair<float> sums;
-    this->template weighted_pass<true>(acc, sums, direction, needs.low_part ? Parts::both : Parts::high, d, live);
+    this->template weighted_pass<true>(acc, sums, direction, needs.low_part ? Parts::both : Parts::high, d, live,
+                                       few_keys());
     write_output(acc, sums, needs);
   }
 
   // Known once every warp of the group has been through the first pass: after the first decision.
   __device__ __forceinline__ int live_tiles() const { return uniform(t.live[parity].total(tiles().count)); }
 
+  __device__ __forceinline__ bool few_keys() const { return uniform(tiles().few_keys) != 0; }
+
   __device__ __forceinline__ void solve(DirectionWords& direction, Direction& d, int live, bool more) {
-    while (more) more = iterate(direction, d, live);
+    const int split = few_keys() ? p.split_passes : 0;
+    for (int pass = 0; more; ++pass) more = iterate(direction, d, live, pass < split);
   }
 
   // Whether a row of this thread needs what rounding x to fp16 leaves over. All in units of the scaled keys; x·(q -
@@ -309,7 +313,7 @@ struct Consumer : Passes<Config> {
   __device__ __forceinline__ void write_mean_value(const DirectionWords& direction, int live) {
     Vector mean;
     Pair<float> omega;
-    this->template weighted_pass<true>(mean, omega, direction, Parts::none, {{0, 0}, {-1, -1}}, live);
+    this->template weighted_pass<true>(mean, omega, direction, Parts::none, {{0, 0}, {-1, -1}}, live, false);
     const Pair<float> inverse = {reciprocal(omega[0]), reciprocal(omega[1])};
 #pragma unroll
     for (int e = 0; e < kDim / 2; ++e) mean[e] = divide(mean[e], omega[row_of(e)], inverse[row_of(e)]);

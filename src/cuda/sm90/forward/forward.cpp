@@ -16,6 +16,9 @@ using core::ForwardCall;
 using core::Operand;
 using core::Problem;
 
+// Where rows see few keys. Later steps are small beside the solution, and so is what rounding U leaves behind in x.
+constexpr int kSplitPasses = 12;
+
 Saved saved_of(const ForwardCall& call) {
   if (call.saved == nullptr) return {};
   const core::SavedLayout at(call.problem);
@@ -46,6 +49,7 @@ ForwardParams params_of(const ForwardCall& call, const core::Plan& plan, const W
   out.negative_scale = p.scale < 0;
   out.tolerance_squared = out.few_keys_tolerance_squared = static_cast<float>(p.tolerance * p.tolerance);
   out.max_iterations = p.max_iterations;
+  out.split_passes = kSplitPasses;
   out.low_parts = LowParts::of(p.tolerance);
   out.sum_error = static_cast<float>(0.25 * p.tolerance);
   out.header = reinterpret_cast<Header*>(base + at.header);

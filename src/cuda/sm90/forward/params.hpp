@@ -44,6 +44,7 @@ struct ForwardParams {
   // Of warpgroups whose rows see few keys (GroupTiles).
   float few_keys_tolerance_squared;
   int32_t few_keys_iterations;  // at least
+  int32_t split_passes;         // of the solve, from the first, with U in two parts
   int32_t max_iterations;
   LowParts low_parts;
   float sum_error;  // that Σ U / ω may have without the mean value

@@ -204,7 +204,7 @@ struct Passes {
       Cache::load(w, s.weights(group, slot.stage), threadIdx.x % kWarpgroup);
       pin(w);
       __syncwarp();  // one lane speaks for all that have read
-      s.weight_ring[group].release(slot);
+      s.weight_ring[group].release(slot, Cache::all(w));
     } else {
       mma_wait<kBehind>();
       pin(scores);
@@ -262,13 +262,13 @@ struct Passes {
   };
   // acc = Σ U k over the live tiles (Σ U v in the output pass, where the direction may have a low part) and the row
   // sums of the rounded U. At the end of every run of tiles, and so of the last, `meanwhile` is called with the run's
-  // last product under way.
+  // last product under way. `split`: U in two parts.
   template <bool kOutput, class Meanwhile = Nothing>
   __device__ __forceinline__ void weighted_pass(Vector& acc, Pair<float>& sums, const DirectionWords& direction,
-                                                Parts parts, const Direction& d, int live,
+                                                Parts parts, const Direction& d, int live, bool split,
                                                 const Meanwhile& meanwhile = {}) {
     sums[0] = sums[1] = 0;
-    if (uniform(tiles().few_keys)) {
+    if (split) {
       define(acc);
       split_tiles<kOutput>(acc, sums, direction, parts, d, live);
       meanwhile();
