@@ -17,7 +17,7 @@ using core::Operand;
 using core::Problem;
 
 // Where rows see few keys. Later steps are small beside the solution, and so is what rounding U leaves behind in x.
-constexpr int kSplitPasses = 12;
+constexpr int kSplitPasses = 16;
 
 Saved saved_of(const ForwardCall& call) {
   if (call.saved == nullptr) return {};
