@@ -75,6 +75,22 @@ TEST_P(Semantics, RowsWithoutKeysAreZeroWhateverTheyHold) {
   EXPECT_TRUE(all_finite(gradients.dk));
 }
 
+// Nothing is promised of rows whose logits overflow, but that they come to an end and keep to themselves.
+TEST_P(Semantics, RowsWithoutKeysAreZeroBesideLogitsThatOverflow) {
+  Spec spec = self_attention(6, 8);
+  spec.length_k = 3;
+  spec.ridge = RidgeShape::token;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    spec.dtype = dtype;
+    if (!takes(spec)) continue;
+    Inputs inputs = make_inputs(spec, data::Kind::randn, 0.5, 1);
+    for (double& q : inputs.q) q *= 0x1p70;
+    for (double& k : inputs.k) k *= 0x1p70;
+    const Forward got = forward(spec, inputs);
+    EXPECT_TRUE(all_equal({got.o.begin(), got.o.begin() + 24}, 0));
+  }
+}
+
 TEST_P(Semantics, OneKeyGivesItsValueExactly) {
   for (const DType dtype : kAllTypes) {
     for (const int solver : kAllSolvers) {

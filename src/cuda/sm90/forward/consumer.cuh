@@ -129,7 +129,8 @@ struct Consumer : Passes<Config> {
     for (int r = 0; r < 2; ++r) {
       const float guess = kWeightExponent - rows.shift[r];
       bounds[r] = largest[r] == -INFINITY ? guess : ceilf(largest[r] * rows.scale[r]);
-      if (guess >= bounds[r] && guess - bounds[r] <= kLooseBits) continue;
+      if (guess == bounds[r]) continue;  // also where logits overflow: a corrected bound is not corrected again
+      if (guess > bounds[r] && guess - bounds[r] <= kLooseBits) continue;
       rows.shift[r] = kWeightExponent - bounds[r];
       wrong = true;
     }
