@@ -75,9 +75,9 @@ void run(const BenchOptions& o, BenchReport& report, const std::function<void(do
   report.notes = {
       "median: event-timed runs, each after the L2 cache was overwritten; of one iteration for cg (runs of 12 minus "
       "runs of 4, over 8).\n"
-      "useful: products over visible pairs per second, 6 + 3 T forward and 12 + 3 T backward for T iterations (2 T "
-      "with cached weights), 4 and\n"
-      "8 with x given. iterations: mean over rows, weighted by the keys they see. error: one head against fp64, fp32 "
+      "useful: products over visible pairs per second, 5 + 3 T forward and 12 + 3 T backward for T iterations (4 + 2 T "
+      "and 12 + 2 T with\n"
+      "cached weights), 4 and 8 with x given. iterations: mean over rows, weighted by the keys they see. error: one head against fp64, fp32 "
       "outputs."};
 }
 
