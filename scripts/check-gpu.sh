@@ -51,7 +51,7 @@ fi
 
 if [ "${BENCH:-1}" != 0 ] && [ -x lla ]; then
   for pass in forward backward; do
-    ./lla bench $pass --device cuda --table --seconds 0.2 --json "$logs/$pass.json" | tee "$logs/$pass.md" || failed=1
+    ./lla bench $pass --device cuda --table --seconds 0.06 --json "$logs/$pass.json" | tee "$logs/$pass.md" || failed=1
   done
 fi
 exit $failed

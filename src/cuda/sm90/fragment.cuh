@@ -69,6 +69,11 @@ __device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
   return *reinterpret_cast<const uint32_t*>(&h);
 }
 
+// Byte offset of eight columns of a row in a 64-row, 128-byte-swizzled tile of 16-bit elements.
+__device__ __forceinline__ int tile_offset(int row, int eight) {
+  return (eight / 8) * (kGroupRows * 128) + row * 128 + (((eight % 8) ^ (row & 7)) << 4);
+}
+
 // Rows a thread owns in its warpgroup, and its column pair in every eight.
 struct Lane {
   int thread;  // 0 .. 127 in the warpgroup
@@ -82,9 +87,7 @@ struct Lane {
 
   // Byte offset of columns (8 block + 2t, + 1) of row `row + 8 second` in a 64-row, 128-byte-swizzled tile.
   __device__ __forceinline__ uint32_t tile_offset(int block, int second) const {
-    const int r = row + 8 * second;
-    return static_cast<uint32_t>((block / 8) * (kGroupRows * 128) + r * 128 + (((block % 8) ^ (r & 7)) << 4) +
-                                 column * 2);
+    return static_cast<uint32_t>(sm90::tile_offset(row + 8 * second, block) + column * 2);
   }
 };
 

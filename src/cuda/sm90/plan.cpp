@@ -66,8 +66,8 @@ Shape shape_of(const Problem& p) {
 Shape solve_shape_of(const Problem& p) {
   Shape s = shape_of(p);
   if (s.left < 0 && s.right >= 0) {
-    const int64_t few_keys = 2 * padded_dim(p.dim, p.value_dim);
-    const int64_t rows = few_keys - (int64_t{s.seqlen_k} - s.seqlen_q) - s.right;
+    const int64_t rows =
+        int64_t{few_keys(padded_dim(p.dim, p.value_dim))} - (int64_t{s.seqlen_k} - s.seqlen_q) - s.right;
     s.early_rows = static_cast<int32_t>(std::clamp<int64_t>(rows, 0, s.seqlen_q));
   }
   return s;

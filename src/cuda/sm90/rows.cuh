@@ -1,16 +1,23 @@
-// Reading eight elements of a bf16, fp16 or fp32 row as floats, whatever its strides.
+// Elements of bf16, fp16 and fp32 rows: to and from floats, and where they are, whatever the strides.
 #pragma once
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "cuda/sm90/forward/params.hpp"
+#include "cuda/sm90/fragment.cuh"
 
 namespace lla::cuda::sm90 {
 
 __device__ __forceinline__ float widen16(uint16_t bits, DType dtype) {
   return dtype == DType::bf16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16)
                               : __half2float(__ushort_as_half(bits));
+}
+
+// Two neighbours of a 16-bit row.
+__device__ __forceinline__ uint32_t pack_as(DType dtype, float a, float b) {
+  const __nv_bfloat162 h = __floats2bfloat162_rn(a, b);
+  return dtype == DType::bf16 ? *reinterpret_cast<const uint32_t*>(&h) : pack(a, b);
 }
 
 // `row` points at the row's first element; columns [column, column + 8).

@@ -14,6 +14,10 @@ namespace lla::cuda::sm90 {
 inline constexpr int kGroupRows = 64;              // queries of a warpgroup
 inline constexpr int kBlockRows = 2 * kGroupRows;  // of a block of two
 
+// Queries that see no more keys than this take most iterations, and their first steps are much larger than the
+// solution.
+constexpr int few_keys(int dim) { return 2 * dim; }
+
 // Sizes the schedule depends on. Lengths fit in 31 bits.
 struct Shape {
   int32_t batch = 0, heads_q = 0, group = 1;  // group: query heads per key head

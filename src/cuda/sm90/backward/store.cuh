@@ -1,10 +1,7 @@
 // Writing accumulator fragments to gradient rows of any dtype and stride.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include "cuda/sm90/forward/params.hpp"
+#include "cuda/sm90/rows.cuh"
 
 namespace lla::cuda::sm90 {
 
@@ -35,17 +32,12 @@ __device__ __forceinline__ void store_pair(void* row, const Rows& rows, int colu
   }
 }
 
-__device__ __forceinline__ void* row_address(const Rows& rows, int64_t batch, int64_t position, int64_t head) {
-  const int64_t at = batch * rows.batch + position * rows.position + head * rows.head;
-  return static_cast<char*>(rows.data) + at * (rows.dtype == DType::f32 ? 4 : 2);
-}
-
 // The thread's share of row h (0 or 1) of an accumulator, times `scale`; nothing if the tensor is not wanted.
 template <int kDim>
 __device__ __forceinline__ void store_row(const Rows& rows, int64_t batch, int64_t position, int64_t head, int dim,
                                           int column, const float (&values)[kDim / 2], int h, float scale) {
   if (rows.data == nullptr) return;
-  void* row = row_address(rows, batch, position, head);
+  void* const row = const_cast<void*>(row_pointer(rows, batch, position, head));
 #pragma unroll
   for (int j = 0; j < kDim / 8; ++j) {
     if (8 * j + column < dim) {

@@ -30,7 +30,7 @@ struct ForwardConfig {
   // Tiles beyond 32 times this are never skipped. Cached weights of more would be gigabytes.
   static constexpr int kLiveWords = kCached ? 16 : 64;
   // Row sums of U (and of W) come out of the products with keys or values, which columns of ones make eight wider. At D
-  // = 128 there is no room for ones behind each tile, and a product in two halves is serialised (docs).
+  // = 128 there is no room for ones behind each tile, and other ways were no faster (docs).
   static constexpr bool kOnes = kDim == 64;
 };
 

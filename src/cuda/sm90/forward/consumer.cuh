@@ -262,7 +262,7 @@ struct Consumer : Passes<Config> {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float square = quad_sum(squares[r]), unit = key_scale * key_scale;
-      const float least = p.low_parts.factor * square * solve.curvature[r] - unit + solve.ridge[r] * square;
+      const float least = p.low_parts.least(square, solve.curvature[r], solve.ridge[r] * square, unit);
       low |= square > 0 && !(least <= solve.rr_start[r] / solve.curvature[r]);
     }
     return low;
@@ -288,7 +288,6 @@ struct Consumer : Passes<Config> {
   };
   // x as the direction of the output pass.
   __device__ __forceinline__ Needs write_x(DirectionWords& direction, Direction& d) {
-    const ForwardBlock b = tiles().item;
     const Lane lane = Base::own_lane();
     const HeadScales head = tiles().head;
     Vector x, mean;

@@ -114,7 +114,7 @@ struct Passes {
       mma_fence();
       issue_logits(scores, key);
       mma_wait<0>();
-      exponentiate(scores, largest, tile, clear);
+      exponentiate(scores, tile, clear, &largest);
       pack_scores<kKeys>(w, scores);
       while (true) {
         keep_weights(w, tile);
@@ -137,7 +137,7 @@ struct Passes {
         mma_commit();
         ++tile;
         mma_wait<1>();
-        exponentiate(scores, largest, tile, clear);
+        exponentiate(scores, tile, clear, &largest);
         finish_before(key);
         mma_wait<0>();
         pin(scores);
@@ -151,17 +151,15 @@ struct Passes {
     largest[0] = quad_max(largest[0]);
     largest[1] = quad_max(largest[1]);
   }
-  __device__ __forceinline__ void exponentiate(Scores& scores, Pair<float>& largest, int tile, TileRange clear) const {
+  // Weights in place of raw scores; of these, the largest so far where asked for.
+  __device__ __forceinline__ void exponentiate(Scores& scores, int tile, TileRange clear,
+                                               Pair<float>* largest = nullptr) const {
     pin(scores);
     mask(scores, tile, clear);
+    if (largest != nullptr) {
 #pragma unroll
-    for (int e = 0; e < kKeys / 2; ++e) largest[row_of(e)] = fmaxf(largest[row_of(e)], scores[e]);
-    exponentiate_scores<kKeys>(scores, rows);
-    pin(scores);
-  }
-  __device__ __forceinline__ void exponentiate(Scores& scores, int tile, TileRange clear) const {
-    pin(scores);
-    mask(scores, tile, clear);
+      for (int e = 0; e < kKeys / 2; ++e) (*largest)[row_of(e)] = fmaxf((*largest)[row_of(e)], scores[e]);
+    }
     exponentiate_scores<kKeys>(scores, rows);
     pin(scores);
   }
@@ -251,12 +249,6 @@ struct Passes {
     return kOutput ? next.take() : key;
   }
 
-  __device__ __forceinline__ static void clear_scores(Scores& e) {
-#pragma unroll
-    for (int i = 0; i < kKeys / 2; ++i) e[i] = 0;
-    pin(e);
-  }
-
   struct Nothing {
     __device__ __forceinline__ void operator()() const {}
   };
@@ -299,7 +291,7 @@ struct Passes {
       Words u, w, centred;
       if constexpr (!Config::kCached) define(scores);
       define(e);
-      if (kOutput) clear_scores(e);  // for Parts::none
+      if (kOutput) pin(e);  // zeros, for Parts::none
       t.ring.wait(key);
       mma_fence();
       issue_scores<kOutput>(scores, e, direction, parts, key);
@@ -359,7 +351,7 @@ struct Passes {
       Words w;
       if constexpr (!Config::kCached) define(scores);
       define(e);
-      if (kOutput) clear_scores(e);  // for Parts::none
+      if (kOutput) pin(e);  // zeros, for Parts::none
       t.ring.wait(key);
       mma_fence();
       issue_scores<kOutput>(scores, e, direction, parts, key);

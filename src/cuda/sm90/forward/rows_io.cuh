@@ -50,8 +50,7 @@ struct RowLoader {
   // Of this thread's eight elements.
   __device__ __forceinline__ uint4* place(__half* in, int i) const {
     static_assert(kStep % 8 == 0);  // so that all rows of a thread are swizzled alike
-    const int first = (lane / 8) * (kGroupRows * 128) + row * 128 + (((lane % 8) ^ (row & 7)) << 4);
-    return reinterpret_cast<uint4*>(reinterpret_cast<char*>(in) + first + i * (kStep * 128));
+    return reinterpret_cast<uint4*>(reinterpret_cast<char*>(in) + tile_offset(row, lane) + i * (kStep * 128));
   }
 
   __device__ __forceinline__ void fetch() const {
@@ -248,8 +247,7 @@ __device__ __forceinline__ void store_pair(const Rows& o, void* row, int column,
       at[0] = a, at[o.channel] = b;
     }
   } else {
-    const __nv_bfloat162 h = __floats2bfloat162_rn(a, b);
-    const uint32_t word = o.dtype == DType::bf16 ? *reinterpret_cast<const uint32_t*>(&h) : pack(a, b);
+    const uint32_t word = pack_as(o.dtype, a, b);
     uint16_t* const at = static_cast<uint16_t*>(row) + column * o.channel;
     at[0] = static_cast<uint16_t>(word), at[o.channel] = static_cast<uint16_t>(word >> 16);
   }
@@ -300,9 +298,7 @@ struct Stage {
   __device__ __forceinline__ Stage(__half* memory, const Lane& own)
       : tile(reinterpret_cast<char*>(memory)), warp(own.thread / 32), lane(own.thread % 32) {}
 
-  __device__ __forceinline__ char* at(int row, int eight) const {
-    return tile + (eight / 8) * (kGroupRows * 128) + row * 128 + (((eight % 8) ^ (row & 7)) << 4);
-  }
+  __device__ __forceinline__ char* at(int row, int eight) const { return tile + tile_offset(row, eight); }
 
   // A fragment as 16-bit rows.
   template <DType kType>
@@ -312,11 +308,7 @@ struct Stage {
     for (int i = 0; i < kDim / 16; ++i) {
       uint32_t words[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float a = v[8 * i + 2 * j], b = v[8 * i + 2 * j + 1];
-        const __nv_bfloat162 h = __floats2bfloat162_rn(a, b);
-        words[j] = kType == DType::bf16 ? *reinterpret_cast<const uint32_t*>(&h) : pack(a, b);
-      }
+      for (int j = 0; j < 4; ++j) words[j] = pack_as(kType, v[8 * i + 2 * j], v[8 * i + 2 * j + 1]);
       const uint32_t address = (shared_address(to) ^ ((2 * i % 8) << 4)) + (i / 4) * (kGroupRows * 128);
       asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]),
                    "r"(words[1]), "r"(words[2]), "r"(words[3])

@@ -20,8 +20,8 @@ struct GroupTiles {
   TileRange clear;   // those without a key that one of its rows does not see, relative to the first
   int diagonal;      // first row + Lk - Lq
   int length_k;
-  // No row sees more keys than twice the head dimension. The first steps of such rows are much larger than their
-  // solution, and what rounding U once leaves behind stays in x: their U is multiplied in two parts.
+  // No row sees more keys than sm90::few_keys: what rounding U once leaves behind of large first steps stays in x, so
+  // their U is multiplied in two parts.
   bool few_keys;
 
   // In steps: the copying thread has few registers.
@@ -37,7 +37,8 @@ struct GroupTiles {
     keep_order();
     head = HeadScales(p, item.head_index);
     keep_order();
-    few_keys = most_keys(p.shape, visible_keys(p.shape, item.block, first_row, kGroupRows)) <= 2 * Config::kDim;
+    few_keys =
+        most_keys(p.shape, visible_keys(p.shape, item.block, first_row, kGroupRows)) <= sm90::few_keys(Config::kDim);
     keep_order();
     const KeyRange common = common_keys(p.shape, item.block, first_row, kGroupRows);
     clear = {(common.begin + kKeys - 1) / kKeys - first, common.end / kKeys - first};
