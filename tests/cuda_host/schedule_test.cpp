@@ -45,7 +45,7 @@ TEST(Schedule, LongestFirst) {
   }
 }
 
-// Blocks of the first queries, then the others longest first; every block once, also where all blocks are early.
+// Blocks of the first queries, then the others, both longest first; every block once, also where all blocks are early.
 TEST(Schedule, EarlyBlocksFirst) {
   for (const int early_rows : {0, 63, 64, 200, 256, 300, 1000}) {
     Shape s = make_shape(1, 2, 300, 300, -1, 0);
@@ -55,7 +55,8 @@ TEST(Schedule, EarlyBlocksFirst) {
     for (int64_t i = 0; i < s.items(kGroupRows); ++i) {
       const Block b = block_of_item(s, nullptr, nullptr, i, kGroupRows);
       const int level = static_cast<int>(i) / 2;
-      EXPECT_EQ(b.first_row, kGroupRows * (level < early ? level : blocks - 1 - (level - early))) << early_rows;
+      EXPECT_EQ(b.first_row, kGroupRows * (level < early ? early - 1 - level : blocks - 1 - (level - early)))
+          << early_rows;
       seen.emplace(b.head, b.first_row);
     }
     EXPECT_EQ(seen.size(), 2u * blocks);

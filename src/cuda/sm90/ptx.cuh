@@ -73,6 +73,20 @@ __device__ __forceinline__ void barrier_init_fence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
+// One thread of a warp, all of whose threads ask. What depends on a thread's number could be true of several, for all
+// the assembler knows: operands of a copy, which it wants in uniform registers, then go there in a loop over threads.
+__device__ __forceinline__ bool elected() {
+  uint32_t mine;
+  asm volatile(
+      "{\n"
+      ".reg .pred one;\n"
+      "elect.sync _|one, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, one;\n"
+      "}\n"
+      : "=r"(mine));
+  return mine != 0;
+}
+
 // A box of the tensor at (column, row) into shared memory; its bytes count towards `barrier`.
 __device__ __forceinline__ void load_box(void* to, const CUtensorMap* map, int column, int row, Barrier& barrier) {
   asm volatile(

@@ -2,7 +2,8 @@
 // run them on the CPU.
 //
 // Items are numbered longest first: under a causal mask the last blocks of queries see most keys, so all heads' last
-// blocks come first. (Where there is a solve, blocks that see few keys come before them: they take most iterations.)
+// blocks come first. (Where there is a solve, blocks that see few keys come before them: they take most iterations, and
+// of those, too, the ones that see most take longest.)
 // Heads go in bundles whose keys and values the L2 cache can hold; all items of a bundle come before those of the next.
 // Blocks take items from a counter in the order of their numbers; an item's result does not depend on who runs it.
 #pragma once
@@ -62,7 +63,7 @@ constexpr Block block_of_item(const Shape& s, const int32_t* cu_q, const int32_t
   b.head = static_cast<int32_t>(pair) - b.batch * s.heads_q;
   const uint32_t wanted = static_cast<uint32_t>(s.early_rows) / static_cast<uint32_t>(rows);
   const uint32_t early = wanted < blocks ? wanted : blocks;
-  const uint32_t place = level < early ? level : blocks - 1 - (level - early);
+  const uint32_t place = level < early ? early - 1 - level : blocks - 1 - (level - early);
   b.first_row = static_cast<int32_t>(place * static_cast<uint32_t>(rows));
   b.length_q = s.seqlen_q;
   b.length_k = s.seqlen_k;

@@ -166,7 +166,7 @@ struct SolveConsumer : Consumer<Config> {
       this->keep_weights(w, tile);
       keep_largest(most, w);
       weight_scores<kKeys>(gamma, w, d.scale, d.centre);
-      this->add_parts(target, sums, gamma, this->tile_at(key), 2);
+      this->add_parts(target, sums, gamma, this->tile_at(key));
       t.ring.release(key);
     }
   }

@@ -24,9 +24,14 @@ struct ForwardConfig {
   // queries. D = 64: 2 x 4 x 16 of tiles, 32 of residuals, and 2 x 2 x 16 of weights or 16 of queries.
   static constexpr int kStages = kDim == 128 ? 3 : 4;    // of a stream
   static constexpr int kWeightStages = kCached ? 2 : 0;  // of a warpgroup
+  // Weights are asked for before their tile's keys: their slot is free earlier. With more tiles than weights it is
+  // worse.
+  static constexpr bool kWeightsFirst = kStages == kWeightStages + 1;
   static constexpr int kTileElements = kKeys * kDim;
   static constexpr int kThreads = (kGroups + 1) * 128;
-  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;  // of the 168 a thread starts with
+  // Of the 168 a thread starts with. Recomputing takes all a consumer can have; with cached weights there are some for
+  // the copying threads, whose addresses are spilled otherwise.
+  static constexpr int kProducerRegisters = kCached ? 40 : 24, kConsumerRegisters = kCached ? 232 : 240;
   // Tiles beyond 32 times this are never skipped. Cached weights of more would be gigabytes.
   static constexpr int kLiveWords = kCached ? 16 : 64;
   // Row sums of U (and of W) come out of the products with keys or values, which columns of ones make eight wider. At D

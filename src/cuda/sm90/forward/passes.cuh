@@ -222,10 +222,9 @@ struct Passes {
     finish_before(held);
   }
 
-  // acc += U B and the row sums of U, in as many parts as asked, each rounded to fp16. U is used up.
-  __device__ __forceinline__ void add_parts(Vector& acc, Pair<float>& sums, Scores& u, const __half* b,
-                                            int parts) const {
-    for (int part = 0; part < parts; ++part) {
+  // acc += U B and the row sums of U, in two parts, each rounded to fp16. U is used up.
+  __device__ __forceinline__ void add_parts(Vector& acc, Pair<float>& sums, Scores& u, const __half* b) const {
+    for (int part = 0; part < 2; ++part) {
       Words words;
       pack_scores<kKeys>(words, u);
       add_row_sums<kKeys>(sums, words);
@@ -277,6 +276,8 @@ struct Passes {
   template <bool kOutput, class Meanwhile>
   __device__ __forceinline__ void whole_tiles(Sums& acc, Pair<float>& sums, const DirectionWords& direction,
                                               Parts parts, const Direction& d, int live, const Meanwhile& meanwhile) {
+    // Values of a tile are the last to come. Weights that are read back need not wait for them.
+    constexpr bool kValuesLate = kOutput && Config::kCached;
     const TileRange clear = uniform(tiles().clear);
     auto walk = t.warp_walk(parity);
     Slot key = take_after(next, live > 0);
@@ -304,14 +305,19 @@ struct Passes {
         if (!kOutput || parts != Parts::none) define(e);  // anew: kept, E would be copied to where it is multiplied
         pin(u);
         t.ring.wait(after);
-        if constexpr (kOutput) t.ring.wait(factor);
+        if constexpr (kOutput && !kValuesLate) t.ring.wait(factor);
         mma_fence();
         issue_scores<kOutput>(scores, e, direction, parts, after);
+        if constexpr (kValuesLate) {
+          take_weights<1>(w, scores, tile + 1, clear);
+          t.ring.wait(factor);
+          mma_fence();
+        }
         add_product(acc, u, tile_at(factor));
         mma_commit();
         add_sums(own, u);
+        if constexpr (!kValuesLate) take_weights<2>(w, scores, tile + 1, clear);
         ++tile;
-        take_weights<2>(w, scores, tile, clear);
         finish_before(factor);
         take_centred<1>(centred, e, d, factor);
         if constexpr (kOutput) t.ring.release(after);
@@ -364,7 +370,7 @@ struct Passes {
       if (kOutput) t.ring.release(key);
       const Slot after = take_after(key, i + 1 < live), factor = take_factor<kOutput>(key);
       if (kOutput) t.ring.wait(factor);
-      add_parts(acc, sums, e, tile_at(factor), 2);
+      add_parts(acc, sums, e, tile_at(factor));
       t.ring.release(factor);
       key = after;
     }

@@ -54,11 +54,12 @@ struct Producer {
 #pragma unroll 1
     for (; at.fetched < to; ++at.fetched) {
       at.walk.advance();
+      if constexpr (Config::kCached && Config::kWeightsFirst) load_weights(at.walk.tile);
       if (with_values && at.fetched >= 2) load(values, b, at.older);
       load(keys, b, at.walk.tile);
       at.older = at.newer;
       at.newer = at.walk.tile;
-      if constexpr (Config::kCached) load_weights(at.walk.tile);
+      if constexpr (Config::kCached && !Config::kWeightsFirst) load_weights(at.walk.tile);
     }
   }
 
@@ -106,14 +107,10 @@ struct Producer {
     while (true) {
       const int64_t number = atomicAdd(&p.header->next_item, 1u);
       const bool there = number < p.items;
-      if (there) {
-        const ForwardBlock b(p, number, Config::kKeys, Config::kItemRows);
-        if (b.block.empty()) continue;
-        t.item_empty[parity].wait(((turn >> 1) & 1) ^ 1);
-        t.tiles[parity].template describe<Config>(p, b);
-      } else {
-        t.item_empty[parity].wait(((turn >> 1) & 1) ^ 1);
-      }
+      const ForwardBlock b(p, there ? number : 0, Config::kKeys, Config::kItemRows);
+      if (there && b.block.empty()) continue;
+      t.item_empty[parity].wait(((turn >> 1) & 1) ^ 1);
+      if (there) t.tiles[parity].template describe<Config>(p, b);
       t.there[parity] = there;
       t.item_full[parity].arrive();
       return there;
