@@ -59,7 +59,10 @@ TEST(Sm90Backward, SectionsOfTheWorkspaceDoNotMeet) {
       const BackwardLayout at(p, shape_of(p), workers, weights);
       const int64_t padded = padded_dim(dim, dim), rows = p.rows(), keys = p.batch * p.heads_kv * p.seqlen_k;
       const std::vector<Section> kept = {
-          {"zeroed", at.forward.header, at.forward.zeroed_bytes},
+          {"header", at.forward.header, sizeof(Header)},
+          {"head statistics", at.forward.head_statistics,
+           p.batch * p.heads_kv * static_cast<int64_t>(sizeof(HeadStatistics))},
+          {"part maxima", at.forward.part_maxima, p.batch * p.heads_kv * 3 * 8},
           {"bad keys", at.forward.bad_keys, keys},
           {"bad values", at.forward.bad_values, keys},
           {"keys", at.forward.keys, keys * padded * 2},

@@ -1,8 +1,9 @@
 // Two small kernels, both bound by memory: the largest finite magnitude of every head, then the scaled copies; one
 // kernel for both where heads are short. A row with a non-finite element is written as zeros and marked: it cannot
 // disturb anyone who does not see it, and the forward kernel makes the rows that do see it NaN.
-#include "cuda/common/runtime.hpp"
+#include "cuda/common/launch.cuh"
 #include "cuda/sm90/prepass.hpp"
+#include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/rows.cuh"
 #include "cuda/sm90/scale.hpp"
 
@@ -10,17 +11,18 @@ namespace lla::cuda::sm90 {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRowsPerBlock = 128;
 
 struct Part {
   int32_t head, first, last;  // positions [first, last) of a head
 };
 
+__device__ __forceinline__ uint32_t parts_of(const PrepassParams& p) {
+  return static_cast<uint32_t>(prepass_parts(p.positions));
+}
 __device__ __forceinline__ Part part_of_block(const PrepassParams& p) {
-  const uint32_t parts = (p.positions + kRowsPerBlock - 1) / kRowsPerBlock;
-  const uint32_t head = blockIdx.x / parts;
-  const int32_t first = static_cast<int32_t>(blockIdx.x - head * parts) * kRowsPerBlock;
-  return {static_cast<int32_t>(head), first, min(first + kRowsPerBlock, p.positions)};
+  const uint32_t parts = parts_of(p), head = blockIdx.x / parts;
+  const int32_t first = static_cast<int32_t>(blockIdx.x - head * parts) * kPrepassRows;
+  return {static_cast<int32_t>(head), first, min(first + kPrepassRows, p.positions)};
 }
 
 // Largest over the block, in every thread.
@@ -59,7 +61,7 @@ __device__ __forceinline__ float copy_part(const PrepassParams& p, const Prepass
   const int lane = threadIdx.x % kLanes;
   const int64_t first_row = int64_t{part.head} * p.positions;
   float largest_norm = 0;
-  for (int r = threadIdx.x / kLanes; r < kRowsPerBlock; r += kThreads / kLanes) {
+  for (int r = threadIdx.x / kLanes; r < kPrepassRows; r += kThreads / kLanes) {
     const int position = part.first + r;
     const bool here = position < part.last;
     float x[8] = {};
@@ -97,20 +99,34 @@ __device__ __forceinline__ uint32_t norm_bound(float largest_squared) {
   return __float_as_uint(sqrtf(largest_squared) * 1.0001f);
 }
 
+// The largest of every part, which the copying kernel puts together: nothing need be cleared before. What that one
+// counts up is cleared here.
 __global__ void __launch_bounds__(kThreads) largest_kernel(const __grid_constant__ PrepassParams p) {
-  const PrepassOperand& operand = p.operand[blockIdx.y];
+  let_next_kernel_begin();
   const Part part = part_of_block(p);
-  const float largest = largest_of(p, operand, part);
-  HeadStatistics& to = p.heads[part.head];
-  if (threadIdx.x == 0) atomicMax(operand.keys ? &to.largest_key : &to.largest_value, __float_as_uint(largest));
+  const float largest = largest_of(p, p.operand[blockIdx.y], part);
+  if (threadIdx.x != 0) return;
+  p.part_maxima[2 * int64_t{blockIdx.x} + blockIdx.y] = largest;
+  if (part.first != 0 || blockIdx.y != 0) return;
+  p.heads[part.head] = {};
+  if (part.head == 0) *p.header = Header{};
 }
 
 template <int kPadded>
 __global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ PrepassParams p) {
+  let_next_kernel_begin();
   const PrepassOperand& operand = p.operand[blockIdx.y];
   const Part part = part_of_block(p);
+  const uint32_t parts = parts_of(p);
+  const float* const maxima = p.part_maxima + 2 * int64_t{part.head} * parts + blockIdx.y;
+  wait_for_last_kernel();
+  float largest = 0;
+  for (uint32_t i = threadIdx.x; i < parts; i += kThreads) largest = fmaxf(largest, maxima[2 * int64_t{i}]);
+  largest = block_max(largest);
   HeadStatistics& statistics = p.heads[part.head];
-  const float largest = __uint_as_float(operand.keys ? statistics.largest_key : statistics.largest_value);
+  if (part.first == 0 && threadIdx.x == 0) {
+    (operand.keys ? statistics.largest_key : statistics.largest_value) = __float_as_uint(largest);
+  }
   float largest_norm = copy_part<kPadded>(p, operand, part, largest, &statistics.bad_keys);
   if (!operand.keys) return;
   largest_norm = block_max(largest_norm);
@@ -121,6 +137,7 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ 
 template <int kPadded>
 __global__ void __launch_bounds__(kThreads) whole_heads_kernel(const __grid_constant__ PrepassParams p) {
   __shared__ uint32_t bad_rows;
+  let_next_kernel_begin();
   if (threadIdx.x == 0) {
     bad_rows = 0;
     if (blockIdx.x == 0) *p.header = Header{};
@@ -141,23 +158,20 @@ __global__ void __launch_bounds__(kThreads) whole_heads_kernel(const __grid_cons
 }  // namespace
 
 Status run_prepass(const PrepassParams& params, cudaStream_t stream) {
-  if (params.positions <= kRowsPerBlock && params.head_count > 0) {
+  if (params.positions <= kPrepassRows && params.head_count > 0) {
     const auto kernel = params.padded == 64 ? whole_heads_kernel<64> : whole_heads_kernel<128>;
     kernel<<<params.head_count, kThreads, 0, stream>>>(params);
     return launched("the pre-pass over keys and values");
   }
-  LLA_RETURN_IF_ERROR(to_status(cudaMemsetAsync(params.header, 0, static_cast<size_t>(params.zeroed_bytes), stream),
-                                "clearing the pre-pass's counters"));
-  const int64_t parts = (int64_t{params.positions} + kRowsPerBlock - 1) / kRowsPerBlock;
-  const dim3 grid(static_cast<unsigned>(parts * params.head_count), 2);
-  if (grid.x == 0) return {};
-  largest_kernel<<<grid, kThreads, 0, stream>>>(params);
-  if (params.padded == 64) {
-    copy_kernel<64><<<grid, kThreads, 0, stream>>>(params);
-  } else {
-    copy_kernel<128><<<grid, kThreads, 0, stream>>>(params);
+  const dim3 grid(static_cast<unsigned>(prepass_parts(params.positions) * params.head_count), 2);
+  if (grid.x == 0) {
+    const auto bytes = reinterpret_cast<char*>(params.part_maxima) - reinterpret_cast<char*>(params.header);
+    return to_status(cudaMemsetAsync(params.header, 0, static_cast<size_t>(bytes), stream), "clearing the counters");
   }
-  return launched("the pre-pass over keys and values");
+  largest_kernel<<<grid, kThreads, 0, stream>>>(params);
+  LLA_RETURN_IF_ERROR(launched("the pre-pass's largest elements"));
+  return launch_early(params.padded == 64 ? copy_kernel<64> : copy_kernel<128>, grid, kThreads, 0, stream,
+                      "the pre-pass over keys and values", params);
 }
 
 }  // namespace lla::cuda::sm90

@@ -20,14 +20,14 @@ struct PrepassParams {
   PrepassOperand operand[2];
   Header* header;  // cleared by the pre-pass
   HeadStatistics* heads;
-  int64_t zeroed_bytes;  // from the header to the end of the statistics
-  int32_t head_count;    // (batch or 1) * heads_kv
+  float* part_maxima;  // [head][part][operand]
+  int32_t head_count;  // (batch or 1) * heads_kv
   int32_t heads_kv;
   int32_t positions;  // per head: seqlen_k, packed total_k
   int32_t padded;     // 64 or 128
 };
 
-// One kernel where a block takes a whole head, else a clearing and two kernels: few launches matter to small problems.
+// One kernel where a block takes a whole head, else two: few launches matter to small problems.
 Status run_prepass(const PrepassParams& params, cudaStream_t stream);
 
 }  // namespace lla::cuda::sm90

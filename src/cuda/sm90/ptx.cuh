@@ -134,6 +134,11 @@ __device__ __forceinline__ bool named_any(int id, int threads, bool mine) {
   return any != 0;
 }
 
+// Of kernels launched early (launch_early): all before it in the stream has ended, and its results are there.
+__device__ __forceinline__ void wait_for_last_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+// From when all blocks have said so, the next kernel may begin if it was launched early.
+__device__ __forceinline__ void let_next_kernel_begin() { asm volatile("griddepcontrol.launch_dependents;"); }
+
 template <int kRegisters>
 __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));

@@ -9,16 +9,16 @@
 
 namespace lla::cuda::sm90 {
 
-// Found by the pre-pass, per (batch, key head); packed: per key head. Floats are kept as bits of non-negative numbers, whose
-// order is that of integers, so that atomicMax makes them.
+// Found by the pre-pass, per (batch, key head); packed: per key head. Floats are kept as bits of non-negative numbers,
+// whose order is that of integers, so that atomicMax makes them.
 struct HeadStatistics {
-  uint32_t largest_key;     // of |k|, finite elements
-  uint32_t largest_value;   // of |v|
-  uint32_t largest_norm;    // of the scaled fp16 keys
-  uint32_t bad_keys;        // keys or values with a non-finite element
+  uint32_t largest_key;    // of |k|, finite elements
+  uint32_t largest_value;  // of |v|
+  uint32_t largest_norm;   // of the scaled fp16 keys
+  uint32_t bad_keys;       // keys or values with a non-finite element
 };
 
-// Zeroed before every call.
+// Zeroed in every call.
 struct Header {
   uint32_t next_item;
   uint32_t unused[3];
@@ -29,12 +29,16 @@ inline constexpr int64_t kWorkspaceAlignment = 1024;
 // Head dimension the kernels work in.
 constexpr int padded_dim(int64_t dim, int64_t value_dim) { return dim <= 64 && value_dim <= 64 ? 64 : 128; }
 
+// Positions of a head a block of the pre-pass takes.
+inline constexpr int kPrepassRows = 128;
+constexpr int64_t prepass_parts(int64_t positions) { return (positions + kPrepassRows - 1) / kPrepassRows; }
+
 // Bytes from the start of the workspace.
 struct WorkspaceLayout {
-  int64_t header, head_statistics;  // together the zeroed part
-  int64_t zeroed_bytes;
-  int64_t bad_keys, bad_values;  // a byte per key and head, non-zero where a row was not finite
-  int64_t keys, values;          // scaled fp16, [head][position][padded dim]
+  int64_t header, head_statistics;
+  int64_t part_maxima;              // behind both: of |k| and |v|, per head and kPrepassRows positions
+  int64_t bad_keys, bad_values;     // a byte per key and head, non-zero where a row was not finite
+  int64_t keys, values;             // scaled fp16, [head][position][padded dim]
   int64_t scratch, scratch_stride;  // fp32 rows of each resident block, in fragment order
   int64_t weights, weights_stride;  // cached weights of each resident block; stride 0 when recomputed
   int64_t size;
@@ -53,7 +57,7 @@ struct WorkspaceLayout {
     const int64_t keys_per_head = p.packed ? p.total_k : p.seqlen_k;
     header = take(sizeof(Header));
     head_statistics = take(heads * static_cast<int64_t>(sizeof(HeadStatistics)));
-    zeroed_bytes = at;
+    part_maxima = take(heads * prepass_parts(keys_per_head) * 2 * 4);
     bad_keys = take(heads * keys_per_head);
     bad_values = take(heads * keys_per_head);
     keys = take(heads * keys_per_head * dim * 2);

@@ -59,7 +59,7 @@ struct Run {
                          at<uint8_t>(layout.forward.bad_values), false};
     params.header = at<Header>(layout.forward.header);
     params.heads = at<HeadStatistics>(layout.forward.head_statistics);
-    params.zeroed_bytes = layout.forward.zeroed_bytes;
+    params.part_maxima = at<float>(layout.forward.part_maxima);
     params.head_count = static_cast<int32_t>(key_heads());
     params.heads_kv = static_cast<int32_t>(p.heads_kv);
     params.positions = static_cast<int32_t>(keys_per_head());

@@ -74,7 +74,7 @@ PrepassParams prepass_of(const ForwardCall& call, const WorkspaceLayout& at) {
                     reinterpret_cast<uint8_t*>(base + at.bad_values), false};
   out.header = reinterpret_cast<Header*>(base + at.header);
   out.heads = reinterpret_cast<HeadStatistics*>(base + at.head_statistics);
-  out.zeroed_bytes = at.zeroed_bytes;
+  out.part_maxima = reinterpret_cast<float*>(base + at.part_maxima);
   out.head_count = static_cast<int32_t>((p.packed ? 1 : p.batch) * p.heads_kv);
   out.heads_kv = static_cast<int32_t>(p.heads_kv);
   out.positions = static_cast<int32_t>(p.packed ? p.total_k : p.seqlen_k);

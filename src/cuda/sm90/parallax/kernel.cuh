@@ -13,6 +13,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& s = *reinterpret_cast<ParallaxShared<Config>*>(memory);
   s.init();
+  wait_for_last_kernel();
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroup, 0);  // known to be uniform
   if (warpgroup == 0) {
     give_registers<Config::kProducerRegisters>();

@@ -11,8 +11,8 @@ Status launch_parallax(const CUtensorMap& keys, const CUtensorMap& values, const
                        cudaStream_t stream) {
   constexpr size_t kShared = sizeof(ParallaxShared<Config>);
   static_assert(kShared <= 227 * 1024);
-  return launch(parallax_kernel<Config>, blocks, Config::kThreads, kShared, stream, "the Hopper kernel for a given x",
-                keys, values, params);
+  return launch_early(parallax_kernel<Config>, dim3(static_cast<unsigned>(blocks)), Config::kThreads, kShared, stream,
+                      "the Hopper kernel for a given x", keys, values, params);
 }
 
 }  // namespace lla::cuda::sm90
