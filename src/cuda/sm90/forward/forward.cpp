@@ -82,6 +82,16 @@ PrepassParams prepass_of(const ForwardCall& call, const WorkspaceLayout& at) {
   return out;
 }
 
+// U in two parts where no row sees more than few keys, unless a 16-bit output rounds away what that keeps.
+template <int kDim>
+auto given_x_launcher(const ForwardParams& p) {
+  const bool few = p.o.dtype == DType::f32 && most_keys(p.shape, {0, p.shape.seqlen_k}) <= few_keys(kDim);
+  if (p.x.dtype == DType::f32) {
+    return few ? launch_parallax<ParallaxConfig<kDim, true, true>> : launch_parallax<ParallaxConfig<kDim, true>>;
+  }
+  return few ? launch_parallax<ParallaxConfig<kDim, false, true>> : launch_parallax<ParallaxConfig<kDim, false>>;
+}
+
 }  // namespace
 
 Status forward(const ForwardCall& call, const core::Plan& plan) {
@@ -106,11 +116,7 @@ Status forward(const ForwardCall& call, const core::Plan& plan) {
   LLA_RETURN_IF_ERROR(make_tensor_map(values, base + at.values, key_rows, prepass.padded, tile));
   const ForwardParams params = params_of(call, plan, at);
   const auto launch = [&]<int kDim>(std::integral_constant<int, kDim>) {
-    if (p.given_x()) {
-      const auto given = params.x.dtype == DType::f32 ? launch_parallax<ParallaxConfig<kDim, true>>
-                                                      : launch_parallax<ParallaxConfig<kDim, false>>;
-      return given(keys, values, params, plan.workers, stream);
-    }
+    if (p.given_x()) return given_x_launcher<kDim>(params)(keys, values, params, plan.workers, stream);
     return plan.cached_weights ? launch_forward<ForwardConfig<kDim, true>>(keys, values, params, plan.workers, stream)
                                : launch_forward<ForwardConfig<kDim, false>>(keys, values, params, plan.workers, stream);
   };

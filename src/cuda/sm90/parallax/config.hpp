@@ -10,10 +10,12 @@ namespace lla::cuda::sm90 {
 // serialises the products. D = 64: 128 keys take 200.
 constexpr int parallax_tile_keys(int dim) { return dim == 128 ? 64 : 128; }
 
-template <int kDim_, bool kSplit_>
+template <int kDim_, bool kSplit_, bool kFewKeys_ = false>
 struct ParallaxConfig {
   static constexpr int kDim = kDim_;
   static constexpr bool kSplit = kSplit_;  // x as high and low part: f32. A 16-bit x fits fp16 with a scale per row.
+  // U in two parts: for f32 outputs of rows with few keys, over which roundings do not average out.
+  static constexpr bool kFewKeys = kFewKeys_;
   static constexpr int kKeys = parallax_tile_keys(kDim);
   static constexpr int kTileElements = kKeys * kDim;
   static constexpr int kOnesElements =

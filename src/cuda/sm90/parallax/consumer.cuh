@@ -146,6 +146,61 @@ struct ParallaxConsumer {
     value_base += count;
   }
 
+  // The same with U in two parts, one product after the other.
+  __device__ __forceinline__ void attend_split(Sums& values, Sums& products, OnlineRows& rows) {
+    define(values);
+    define(products);
+    const int count = uniform(tiles().count), begin = uniform(tiles().begin), end = uniform(tiles().end);
+    int i = 0;
+    for (; i < begin; ++i) skip_tile(i);
+    for (; i < end; ++i) {
+      Scores scores;
+      Words w;
+      Pair<float> factor;
+      define(scores);
+      s.key_ring.wait(key_base + i);
+      mma_fence();
+      issue_scores(scores, key_base + i);
+      mma_wait<0>();
+      pin(scores);
+      mask(scores, i);
+      if (rows.weigh<kKeys>(w, scores, factor)) {
+#pragma unroll
+        for (int e = 0; e < kDim / 2 + 4; ++e) values[e] *= factor[row_of(e)], products[e] *= factor[row_of(e)];
+      }
+      pin(w);
+      define(scores);
+      s.value_ring.wait(value_base + i);
+      mma_fence();
+      issue_e(scores, key_base + i);
+      mma_wait<0>();
+      pin(scores);
+      s.key_ring.release(key_base + i);
+      mma_fence();
+      product<kDim + 8, kKeys>(values, w, values_at(value_base + i));
+      mma_commit();
+      mma_wait<0>();
+      pin(values);
+      rows.multiply_exactly<kKeys>(scores, w);
+#pragma unroll
+      for (int part = 0; part < 2; ++part) {
+        Words u;
+        pack_scores<kKeys>(u, scores);
+        subtract_words<kKeys>(scores, u);
+        pin(u);
+        mma_fence();
+        product<kDim + 8, kKeys>(products, u, values_at(value_base + i));
+        mma_commit();
+        mma_wait<0>();
+        pin(products);
+      }
+      s.value_ring.release(value_base + i);
+    }
+    for (; i < count; ++i) skip_tile(i);
+    key_base += count;
+    value_base += count;
+  }
+
   // Mean keys and the largest raw scores, once R is known. Weights that were shifted later may round differently here,
   // so their sum is taken again.
   __device__ __forceinline__ void mean_keys(Vector& keys, Pair<float>& largest, const RowLogits& logits) {
@@ -261,7 +316,11 @@ struct ParallaxConsumer {
       const ForwardBlock b(p, s.item[parity], kKeys);
       begin(b, HeadScales(p, b.head_index), rows);
     }
-    attend(values, products, rows);
+    if constexpr (Config::kFewKeys) {
+      attend_split(values, products, rows);
+    } else {
+      attend(values, products, rows);
+    }
 
     const ForwardBlock b(p, s.item[parity], kKeys);
     const HeadScales head(p, b.head_index);

@@ -90,6 +90,13 @@ struct OnlineRows {
     }
   }
 
+  // The same in place of E and not rounded.
+  template <int kKeys>
+  __device__ __forceinline__ void multiply_exactly(float (&e)[kKeys / 2], const uint32_t (&w)[kKeys / 4]) {
+    if (__any_sync(0xffffffffu, fresh != 0)) find_centre<kKeys>(e, w);
+    weight_scores<kKeys>(e, w, {e_scale, e_scale}, centre);
+  }
+
   template <int kKeys>
   __device__ __forceinline__ void find_centre(const float (&e)[kKeys / 2], const uint32_t (&w)[kKeys / 4]) {
     Pair<float> total = {0, 0}, weights = {0, 0};
