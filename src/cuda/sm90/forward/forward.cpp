@@ -82,10 +82,9 @@ PrepassParams prepass_of(const ForwardCall& call, const WorkspaceLayout& at) {
   return out;
 }
 
-// U in two parts where no row sees more than few keys, unless a 16-bit output rounds away what that keeps.
 template <int kDim>
 auto given_x_launcher(const ForwardParams& p) {
-  const bool few = p.o.dtype == DType::f32 && most_keys(p.shape, {0, p.shape.seqlen_k}) <= few_keys(kDim);
+  const bool few = most_keys(p.shape, {0, p.shape.seqlen_k}) <= few_keys(kDim);
   if (p.x.dtype == DType::f32) {
     return few ? launch_parallax<ParallaxConfig<kDim, true, true>> : launch_parallax<ParallaxConfig<kDim, true>>;
   }

@@ -14,7 +14,7 @@ template <int kDim_, bool kSplit_, bool kFewKeys_ = false>
 struct ParallaxConfig {
   static constexpr int kDim = kDim_;
   static constexpr bool kSplit = kSplit_;  // x as high and low part: f32. A 16-bit x fits fp16 with a scale per row.
-  // U in two parts: for f32 outputs of rows with few keys, over which roundings do not average out.
+  // Where no row sees more than few keys roundings do not average out: U is multiplied in two parts.
   static constexpr bool kFewKeys = kFewKeys_;
   static constexpr int kKeys = parallax_tile_keys(kDim);
   static constexpr int kTileElements = kKeys * kDim;
