@@ -75,6 +75,12 @@ struct ParallaxConsumer {
     mma_commit();
   }
 
+  // What was summed before a row's bound was raised.
+  __device__ __forceinline__ static void scale_sums(Sums& values, Sums& products, const Pair<float>& factor) {
+#pragma unroll
+    for (int e = 0; e < kDim / 2 + 4; ++e) values[e] *= factor[row_of(e)], products[e] *= factor[row_of(e)];
+  }
+
   // Σ W v and Σ U v. The registers of the scores take E next, and every batch of products hides arithmetic:
   //   E = x Kᵀ, W V: U is made while W V runs; the next tile's scores, U V: its W is made while U V runs.
   // Nothing is in flight when an iteration ends: products that cross the end of a loop make the compiler serialise all.
@@ -126,10 +132,7 @@ struct ParallaxConsumer {
         pin(values);
         pin(products);
         s.value_ring.release(value_base + i);
-        if (raised) {
-#pragma unroll
-          for (int e = 0; e < kDim / 2 + 4; ++e) values[e] *= factor[row_of(e)], products[e] *= factor[row_of(e)];
-        }
+        if (raised) scale_sums(values, products, factor);
       }
       multiply();
       mma_fence();
@@ -164,10 +167,7 @@ struct ParallaxConsumer {
       mma_wait<0>();
       pin(scores);
       mask(scores, i);
-      if (rows.weigh<kKeys>(w, scores, factor)) {
-#pragma unroll
-        for (int e = 0; e < kDim / 2 + 4; ++e) values[e] *= factor[row_of(e)], products[e] *= factor[row_of(e)];
-      }
+      if (rows.weigh<kKeys>(w, scores, factor)) scale_sums(values, products, factor);
       pin(w);
       define(scores);
       s.value_ring.wait(value_base + i);
