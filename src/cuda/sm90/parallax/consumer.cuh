@@ -75,6 +75,23 @@ struct ParallaxConsumer {
     mma_commit();
   }
 
+  // Raw scores of a tile, with nothing else under way.
+  __device__ __forceinline__ void score_tile(Scores& scores, int i) const {
+    define(scores);
+    s.key_ring.wait(key_base + i);
+    mma_fence();
+    issue_scores(scores, key_base + i);
+    mma_wait<0>();
+    pin(scores);
+    mask(scores, i);
+  }
+  // Tiles from i on that this warpgroup does not see; then the next item's come.
+  __device__ __forceinline__ void skip_rest(int i, int count) {
+    for (; i < count; ++i) skip_tile(i);
+    key_base += count;
+    value_base += count;
+  }
+
   // What was summed before a row's bound was raised.
   __device__ __forceinline__ static void scale_sums(Sums& values, Sums& products, const Pair<float>& factor) {
 #pragma unroll
@@ -94,13 +111,7 @@ struct ParallaxConsumer {
       Scores scores;
       Words w, u;
       Pair<float> factor;
-      define(scores);
-      s.key_ring.wait(key_base + i);
-      mma_fence();
-      issue_scores(scores, key_base + i);
-      mma_wait<0>();
-      pin(scores);
-      mask(scores, i);
+      score_tile(scores, i);
       rows.weigh<kKeys>(w, scores, factor);
       pin(w);
       const auto multiply = [&]() __attribute__((always_inline)) {
@@ -144,9 +155,7 @@ struct ParallaxConsumer {
       s.value_ring.release(value_base + i);
       ++i;
     }
-    for (; i < count; ++i) skip_tile(i);
-    key_base += count;
-    value_base += count;
+    skip_rest(i, count);
   }
 
   // The same with U in two parts, one product after the other.
@@ -160,13 +169,7 @@ struct ParallaxConsumer {
       Scores scores;
       Words w;
       Pair<float> factor;
-      define(scores);
-      s.key_ring.wait(key_base + i);
-      mma_fence();
-      issue_scores(scores, key_base + i);
-      mma_wait<0>();
-      pin(scores);
-      mask(scores, i);
+      score_tile(scores, i);
       if (rows.weigh<kKeys>(w, scores, factor)) scale_sums(values, products, factor);
       pin(w);
       define(scores);
@@ -196,9 +199,7 @@ struct ParallaxConsumer {
       }
       s.value_ring.release(value_base + i);
     }
-    for (; i < count; ++i) skip_tile(i);
-    key_base += count;
-    value_base += count;
+    skip_rest(i, count);
   }
 
   // Mean keys and the largest raw scores, once R is known. Weights that were shifted later may round differently here,
