@@ -87,13 +87,15 @@ typedef struct lla_tensor {
 typedef struct lla_options {
   size_t struct_size;
   double scale;               /* of the logits; NaN (the default) means 1/sqrt(D) */
-  double tolerance;           /* a row's solve stops at |r| <= tolerance |q - mean key|; default 1e-3 */
+  double tolerance;           /* a row's solve stops at |r| <= tolerance |q - mean key|; NaN (the default) means 1e-3 for
+                                 16-bit q, 1e-4 for f32, 1e-9 for f64. In the backward pass the right-hand side is
+                                 another, and a row also goes on until |r| <= 10 tolerance |ridge y| */
   int64_t window_left;        /* keys visible to the left of the diagonal, -1 (default) unbounded */
   int64_t window_right;       /* ... and to the right */
   int64_t cached_weights_limit; /* bytes cached weights may take in the workspace; default 1 GiB */
   const char* implementation; /* NULL: the first of lla_implementation_name's list that takes the problem */
   int32_t causal;             /* default 1; the mask is aligned bottom-right when Lq != Lk */
-  int32_t max_iterations;     /* of conjugate gradients; 0 (default) means max(64, 2 D) */
+  int32_t max_iterations;     /* of conjugate gradients; 0 (default) means max(64, 4 D) */
   int32_t solver;             /* lla_solver */
   int32_t weights;            /* lla_weights */
 } lla_options;

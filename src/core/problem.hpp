@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "core/tolerance.hpp"
 #include "lla/lla.hpp"
 
 namespace lla::core {
@@ -118,6 +119,15 @@ struct BackwardCall {
   size_t workspace_bytes = 0;
   void* stream = nullptr;
 };
+
+inline StopRule forward_stop_rule(const Problem& p) { return p.tolerance; }
+inline StopRule backward_stop_rule(const Problem& p) {
+  const double arithmetic = p.dtype == DType::f64 ? 1e-14 : 1e-6;
+  return {p.tolerance, 10 * p.tolerance, std::min(arithmetic, p.tolerance)};
+}
+inline StopRule stop_rule(const Problem& p) {
+  return p.operation == Operation::forward ? forward_stop_rule(p) : backward_stop_rule(p);
+}
 
 // One sequence of a call: where its rows start and how many there are.
 struct Sequence {

@@ -45,8 +45,10 @@ void read_saved(Panel<T>& panel, const core::Problem& p, const PackedHead<T>& he
       good = false;
       panel.mark_bad(l);
     }
-    panel.max[l] = good ? saved[at.max + r] : T{0};
+    const bool shifted = good && head.shift && !panel.empty(l);
+    panel.max[l] = good ? saved[at.max + r] - (shifted ? panel.offset[l] : T{0}) : T{0};
     put_lane(panel.mean_k, l, p.dim, good ? mean_k : zeros);
+    for (int64_t c = 0; c < p.dim && shifted; ++c) panel.mean_k[c * kPanel<T> + l] -= head.shift[c];
     put_lane(panel.mean_v, l, p.value_dim, good ? mean_v : zeros);
     put_lane(panel.x, l, p.dim, good ? x : zeros);
   }
@@ -59,7 +61,7 @@ void find_t(Block<T>& block, const GradientLanes<T>* lanes) {
   for (int i = 0; i < block.count; ++i) {
     Panel<T>& panel = block.panels[i];
     clear_statistics(panel);
-    std::fill_n(panel.row_sum, kPanel<T>, T{0});
+    for (T* sums : {panel.row_sum, panel.spread}) std::fill_n(sums, kPanel<T>, T{0});
     panel.center = lanes[i].tau;
     clear(panel.rhs, dim);
     block.count_products(panel, 2 * dim + value_dim);
@@ -71,7 +73,7 @@ void find_t(Block<T>& block, const GradientLanes<T>* lanes) {
     T* const u = block.memory.tiles[0];
     logits_tile(panel, head.k.grouped, dim, lo, hi, weights);
     logits_to_weights<true>(panel, weights, lo, hi, head.key_squares);
-    centered_tile(panel, head.v.grouped, value_dim, lo, hi, panel.value, weights, block.memory.tiles[3], u);
+    centered_tile<true>(panel, head.v.grouped, value_dim, lo, hi, panel.value, weights, block.memory.tiles[3], u);
     natural_product(head.k.natural + lo * dim, dim, dim, u, hi - lo, panel.rhs);
   });
   for (int i = 0; i < block.count; ++i) {
@@ -79,6 +81,8 @@ void find_t(Block<T>& block, const GradientLanes<T>* lanes) {
     finish_statistics(panel, dim);
     center_and_divide<false>(panel, panel.rhs, panel.mean_k, dim);
     for (int64_t l = 0; l < kPanel<T>; ++l) {
+      const T mean = panel.omega[l] > 0 ? panel.row_sum[l] / panel.omega[l] : T{0};
+      panel.spread[l] = panel.omega[l] > 0 ? std::max(T{0}, panel.spread[l] / panel.omega[l] - mean * mean) : T{0};
       if (!panel.bad[l]) continue;
       for (int64_t c = 0; c < dim; ++c) panel.rhs[c * kPanel<T> + l] = 0;
     }
@@ -255,6 +259,7 @@ void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, co
     mark_bad_keys(panel, head);
     read_lanes(panel, p, head, call.q, p.dim, huge_bits<T>(), panel.q);
     for (int64_t e = 0; e < p.dim * kPanel<T>; ++e) panel.q[e] *= log2_scale;
+    find_offsets(panel, head, p.dim);
     read_lanes(panel, p, head, call.grad_o, p.value_dim, infinity_bits<T>(), panel.value);
     read_saved(panel, p, head, static_cast<const T*>(call.saved));
     if (!p.given_x()) read_ridge(panel, p, head, call.ridge);

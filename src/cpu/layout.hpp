@@ -92,6 +92,7 @@ struct Layout {
       head.bad = arena.take<uint8_t>(round_up(p.seqlen_k, kGroup));
       head.bad_count = arena.take<std::atomic<int64_t>>(1);
       head.key_squares = arena.take<T>(round_up(p.seqlen_k, kGroup));
+      head.shift = arena.take<T>(p.dim);
       if (base) new (heads + i) PackedHead<T>(head);
       if (backward) {
         PackedQueries<T> rows{};

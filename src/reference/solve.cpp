@@ -73,7 +73,7 @@ Solution solve_direct(Span covariance, Span ridge, Span b, double noise) {
   return solution;
 }
 
-Solution solve_cg(Span covariance, Span ridge, Span b, double tolerance, int max_iterations, double noise) {
+Solution solve_cg(Span covariance, Span ridge, Span b, core::StopRule stop, int max_iterations, double noise) {
   const size_t n = b.size();
   Solution solution;
   solution.x.assign(n, 0.0);
@@ -86,7 +86,12 @@ Solution solve_cg(Span covariance, Span ridge, Span b, double tolerance, int max
   solution.iterations = 0;
   solution.residual = norm_b > 0 ? 1 : 0;
   solution.trace.push_back(solution.residual);
-  while (solution.residual > tolerance) {
+  const auto ridge_length = [&] {
+    double squares = 0;
+    for (size_t i = 0; i < n; ++i) squares += std::isinf(ridge[i]) ? 0 : std::pow(ridge[i] * solution.x[i], 2);
+    return std::sqrt(squares);
+  };
+  while (std::sqrt(rr) > stop.limit(norm_b, ridge_length())) {
     if (solution.iterations == max_iterations) {
       solution.status = LLA_ROW_MAX_ITERATIONS;
       break;
