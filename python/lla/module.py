@@ -60,7 +60,7 @@ class LocalLinearAttention(nn.Module):
     def __init__(self, embed_dim: int, num_heads: int, num_kv_heads: Optional[int] = None,
                  head_dim: Optional[int] = None, *, ridge: str = "head", ridge_min: float = 1e-3, rope: bool = False,
                  rope_theta: float = 10000.0, qk_norm: bool = False, bias: bool = False, causal: bool = True,
-                 window_size: Tuple[int, int] = (-1, -1), scale: Optional[float] = None, tol: float = 1e-3,
+                 window_size: Tuple[int, int] = (-1, -1), scale: Optional[float] = None, tol: Optional[float] = None,
                  max_iterations: Optional[int] = None, solver: str = "auto", device=None, dtype=None):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads

@@ -198,7 +198,8 @@ void stop_lanes(const Block<T>& block, const Panel<T>& panel, CgLanes<T>& s) {
     if (std::sqrt(s.rr[l]) > s.limit[l]) continue;
     const double steepest =
         static_cast<double>(s.curvature[l]) * static_cast<double>(s.smallest_ridge[l] + panel.variance[l]);
-    const Noise<T> noise(sizes, l, static_cast<double>(s.key_length[l]), steepest, static_cast<double>(panel.max[l]));
+    const Noise<T> noise(sizes, l, std::sqrt(static_cast<double>(s.rr_start[l])), static_cast<double>(s.key_length[l]),
+                         steepest, static_cast<double>(panel.max[l]));
     const bool doubtful = s.precise[l] != 0 || s.rr_checked[l] > 0 || 4 * noise.drift > static_cast<double>(s.limit[l]);
     s.lane[l] = doubtful ? kDoubtful : kDone;
     s.noise[l] = noise.rounding + (doubtful ? 0.0 : noise.drift);

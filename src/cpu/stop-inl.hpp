@@ -65,15 +65,15 @@ T stop_limit(const core::StopRule& stop, const SolutionSizes<T>& x, const Panel<
 
 // How far b - A x may be from a lane's residual: by the recurrence's drift (each product k . u is off by about
 // epsilon |k| |u|, and the solution is the sum of the steps), and by the rounding of weights and sums, which a check
-// has too. keys: root of the mean |k|^2; steepest: the largest eigenvalue of A seen.
+// has too. rhs: |b|; keys: root of the mean |k|^2; steepest: the largest eigenvalue of A seen.
 template <class T>
 struct Noise {
   double drift, rounding;
 
-  Noise(const SolutionSizes<T>& x, int64_t l, double keys, double steepest, double largest_logit) {
-    const double unit = static_cast<double>(std::numeric_limits<T>::epsilon()) / 2 * keys;
-    drift = unit * std::sqrt(steepest * static_cast<double>(x.squares[l]));
-    rounding = unit * (4 + std::abs(largest_logit)) * x.spread(l);
+  Noise(const SolutionSizes<T>& x, int64_t l, double rhs, double keys, double steepest, double largest_logit) {
+    const double unit = static_cast<double>(std::numeric_limits<T>::epsilon()) / 2;
+    drift = unit * keys * std::sqrt(steepest * static_cast<double>(x.squares[l]));
+    rounding = unit * (2 * rhs + keys * (4 + std::abs(largest_logit)) * x.spread(l));
   }
 };
 
