@@ -120,13 +120,9 @@ struct BackwardCall {
   void* stream = nullptr;
 };
 
-inline StopRule forward_stop_rule(const Problem& p) { return p.tolerance; }
-inline StopRule backward_stop_rule(const Problem& p) {
-  const double arithmetic = p.dtype == DType::f64 ? 1e-14 : 1e-6;
-  return {p.tolerance, 10 * p.tolerance, std::min(arithmetic, p.tolerance)};
-}
 inline StopRule stop_rule(const Problem& p) {
-  return p.operation == Operation::forward ? forward_stop_rule(p) : backward_stop_rule(p);
+  return p.operation == Operation::forward ? forward_stop_rule(p.tolerance)
+                                           : backward_stop_rule(p.tolerance, p.dtype, p.dim);
 }
 
 // One sequence of a call: where its rows start and how many there are.

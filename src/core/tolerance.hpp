@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "lla/lla.hpp"
@@ -21,26 +22,62 @@ constexpr double default_tolerance(DType dtype) {
 // D.
 constexpr int default_max_iterations(int64_t dim) { return static_cast<int>(std::max<int64_t>(64, 4 * dim)); }
 
-// A row stops where |r| <= limit(|right-hand side|, |ridge * solution|).
+// Sizes of a row's solution x so far (in the backward y), from which the rule knows what a residual does to the result.
+struct SolveSizes {
+  double rhs = 0;             // |right-hand side|
+  double rhs_product = 0;     // x . right-hand side
+  double ridge_product = 0;   // x . ridge x
+  double ridge_squares = 0;   // |ridge x|^2
+  double smallest_ridge = 0;  // over the channels
+  double spread = 0;          // backward: weighted mean of (G.v - mean)^2; 0 where it is not known
+};
+
+// A row stops where |r| <= limit(sizes, keys it sees).
 //
-// The backward's solve A y = t feeds the gradients through b = (G.v - mean) - (k - mean).y, whose weighted moment is
-// t - covariance y = ridge y + r: where the keys can express t (few keys, small ridge) that is all that is left of t,
-// and a residual that is small against t alone may be larger than it. So the backward also asks for a residual that is
-// small against ridge y, ten tolerances of it, down to what the arithmetic can give.
+// A residual r moves E = (k - mean).x by at most |r| / (2 sqrt(ridge)), weighted rms. What the output takes from a row
+// is a = 1 + E, of square 1 + x . covariance x; what the gradients take is b = (G.v - mean) - (k - mean).y, of square
+// spread - 2 t.y + y . covariance y. And the weighted moment of b is t - covariance y = ridge y + r: where the keys can
+// express t (few keys, a small ridge) b and that moment are all that is left of t, and a residual that is small against
+// t alone may be larger than they are. So besides the residual against the right-hand side a row asks for one that is
+// small against what is left, ten tolerances of it, down to `least`. Where a is not small beside the right-hand side
+// this changes nothing; queries far outside their keys and gradients of rows with few keys need it.
 struct StopRule {
   double residual = 1e-3;  // against the right-hand side
-  double ridge_part = 0;   // against ridge * solution; 0: not asked for
-  double least = 0;        // of the right-hand side: no row is asked for less because of ridge_part
+  double part = 0;         // against what is left; 0: not asked for
+  double least = 0;        // of the right-hand side: `part` asks for no less
+  bool backward = false;
+  int64_t few_keys = 0;  // rows that see no more are short: 0.3 of the residual costs little and the ridge's gradient,
+                         // a sum that cancels, gains by it
 
   constexpr StopRule() = default;
-  constexpr StopRule(double tolerance) : residual(tolerance) {}  // NOLINT(google-explicit-constructor): a tolerance is one
-  constexpr StopRule(double residual, double ridge_part, double least)
-      : residual(residual), ridge_part(ridge_part), least(least) {}
+  constexpr StopRule(double tolerance) : residual(tolerance) {}  // NOLINT(google-explicit-constructor): plainly that
 
-  constexpr double limit(double rhs, double ridge_solution) const {
-    if (ridge_part == 0) return residual * rhs;
-    return std::min(residual * rhs, std::max(ridge_part * ridge_solution, least * rhs));
+  constexpr double start(double rhs, int64_t keys) const { return (keys <= few_keys ? 0.3 : 1.0) * residual * rhs; }
+
+  double limit(const SolveSizes& x, int64_t keys) const {
+    const double most = start(x.rhs, keys);
+    if (part == 0) return most;
+    const double squares =
+        backward ? x.spread - x.rhs_product - x.ridge_product : 1 + x.rhs_product - x.ridge_product;
+    const double left = std::max(backward ? x.ridge_squares : 0.0, 4 * x.smallest_ridge * std::max(0.0, squares));
+    return std::min(most, std::max(part * std::sqrt(left), least * x.rhs));
   }
 };
+
+// The rules of a problem with this tolerance.
+constexpr StopRule forward_stop_rule(double tolerance) {
+  StopRule rule(tolerance);
+  rule.part = 10 * tolerance;
+  rule.least = 0.3 * tolerance;
+  return rule;
+}
+constexpr StopRule backward_stop_rule(double tolerance, DType dtype, int64_t dim) {
+  StopRule rule(tolerance);
+  rule.part = 10 * tolerance;
+  rule.least = std::min(dtype == DType::f64 ? 1e-14 : 1e-6, tolerance);  // what the arithmetic can give
+  rule.backward = true;
+  rule.few_keys = 4 * dim;
+  return rule;
+}
 
 }  // namespace lla::core

@@ -37,6 +37,7 @@ struct CgLanes {
   HWY_ALIGN T smallest_ridge[kPanel<T>];
   HWY_ALIGN T limit[kPanel<T>];       // residual to stop at; the backward's is known better as the solution is
   HWY_ALIGN T key_length[kPanel<T>];  // root of the mean |k|^2
+  HWY_ALIGN T query_squares[kPanel<T>];
   HWY_ALIGN T rr_checked[kPanel<T>];  // of the last check that missed, 0 before the first
   double noise[kPanel<T>];            // how far a stopped lane's b - A x may be from what it reports
   Lane lane[kPanel<T>];
@@ -173,10 +174,12 @@ void start_cg(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
     store(mean_squares, s.curvature + at);
   }
   s.checking = false;
+  lane_dots(panel.q, panel.q, dim, s.query_squares);
   for (int64_t l = 0; l < kPanel<T>; ++l) {
     s.precise[l] = precise_iterations(s.curvature[l], panel.variance[l], dim, block.problem.tolerance) ? T{1} : T{0};
     s.key_length[l] = std::sqrt(panel.variance[l] * static_cast<T>(dim) + s.curvature[l]);
-    s.limit[l] = static_cast<T>(block.stop.residual) * std::sqrt(s.rr_start[l]);
+    s.limit[l] = static_cast<T>(
+        block.stop.start(std::sqrt(static_cast<double>(s.rr_start[l])), panel.lane_end[l] - panel.lane_begin[l]));
     s.rr_checked[l] = 0;
     s.noise[l] = 0;
     // Rounding of the mean key alone gives u . A u up to (eps |u| |mean|)^2: less than that is no curvature.
@@ -194,15 +197,17 @@ void stop_lanes(const Block<T>& block, const Panel<T>& panel, CgLanes<T>& s) {
   const SolutionSizes<T> sizes(panel, block.problem.dim);
   for (int64_t l = 0; l < kPanel<T>; ++l) {
     if (s.lane[l] != kRunning || std::sqrt(s.rr[l]) > s.limit[l]) continue;
-    s.limit[l] = stop_limit(block.stop, sizes, panel, s.rr_start[l], s.smallest_ridge[l], l);
-    if (std::sqrt(s.rr[l]) > s.limit[l]) continue;
+    const T limit = stop_limit(block.stop, sizes, panel, s.rr_start[l], s.smallest_ridge[l], l);
     const double steepest =
         static_cast<double>(s.curvature[l]) * static_cast<double>(s.smallest_ridge[l] + panel.variance[l]);
     const Noise<T> noise(sizes, l, std::sqrt(static_cast<double>(s.rr_start[l])), static_cast<double>(s.key_length[l]),
-                         steepest, static_cast<double>(panel.max[l]));
-    const bool doubtful = s.precise[l] != 0 || s.rr_checked[l] > 0 || 4 * noise.drift > static_cast<double>(s.limit[l]);
-    s.lane[l] = doubtful ? kDoubtful : kDone;
+                         steepest, std::sqrt(static_cast<double>(s.query_squares[l])));
+    const bool doubtful = s.precise[l] != 0 || s.rr_checked[l] > 0 || 2 * noise.drift > static_cast<double>(limit);
     s.noise[l] = noise.rounding + (doubtful ? 0.0 : noise.drift);
+    // What it will report, noise included, is to be within the limit, unless the arithmetic cannot give that.
+    const T within = limit - static_cast<T>(s.noise[l]);
+    s.limit[l] = 2 * within > limit ? within : limit;
+    if (std::sqrt(s.rr[l]) <= s.limit[l]) s.lane[l] = doubtful ? kDoubtful : kDone;
   }
 }
 
@@ -242,7 +247,7 @@ bool finish_check(const Block<T>& block, Panel<T>& panel, CgLanes<T>& s, int lim
     }
     s.rr[l] = static_cast<T>(rr);
     s.rz[l] = s.pmp[l] = static_cast<T>(rz);
-    if (std::sqrt(s.rr[l]) <= s.limit[l]) {
+    if (std::sqrt(s.rr[l]) <= std::max(s.limit[l], static_cast<T>(s.noise[l]))) {
       s.lane[l] = kDone;
     } else if (!std::isfinite(s.rr[l]) || (s.rr_checked[l] > 0 && 4 * s.rr[l] > s.rr_checked[l])) {
       panel.status[l] = LLA_ROW_BREAKDOWN;  // rounding is all that is left
@@ -361,7 +366,7 @@ void finish_cg(Panel<T>& panel, CgLanes<T>& s) {
       continue;
     }
     double residual = std::sqrt(static_cast<double>(s.rr[l]));
-    if (s.lane[l] == kDone) residual = std::max(residual, std::min(residual + s.noise[l], static_cast<double>(s.limit[l])));
+    if (s.lane[l] == kDone) residual += s.noise[l];
     panel.relative_residual[l] = static_cast<T>(residual / std::sqrt(static_cast<double>(s.rr_start[l])));
   }
 }

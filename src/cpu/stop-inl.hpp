@@ -50,30 +50,31 @@ struct SolutionSizes {
   }
 };
 
-// The residual a lane may stop at. What is left of the backward's right-hand side (core/tolerance.hpp) is ridge y, or
-// what a b that the keys cannot express shows as: an error of F by that b's size times eps comes from a residual of at
-// least 2 sqrt(ridge) eps of it.
+// The residual a lane may stop at with the solution it has.
 template <class T>
 T stop_limit(const core::StopRule& stop, const SolutionSizes<T>& x, const Panel<T>& panel, T rr_start, T smallest_ridge,
              int64_t l) {
-  const double b_squares = static_cast<double>(panel.spread[l]) - static_cast<double>(x.rhs_product[l]) -
-                           static_cast<double>(x.ridge_product[l]);
-  const double left = std::max(static_cast<double>(x.ridge_squares[l]),
-                               4 * static_cast<double>(smallest_ridge) * std::max(0.0, b_squares));
-  return static_cast<T>(stop.limit(std::sqrt(static_cast<double>(rr_start)), std::sqrt(left)));
+  const core::SolveSizes sizes{.rhs = std::sqrt(static_cast<double>(rr_start)),
+                               .rhs_product = static_cast<double>(x.rhs_product[l]),
+                               .ridge_product = static_cast<double>(x.ridge_product[l]),
+                               .ridge_squares = static_cast<double>(x.ridge_squares[l]),
+                               .smallest_ridge = static_cast<double>(smallest_ridge),
+                               .spread = static_cast<double>(panel.spread[l])};
+  return static_cast<T>(stop.limit(sizes, panel.lane_end[l] - panel.lane_begin[l]));
 }
 
 // How far b - A x may be from a lane's residual: by the recurrence's drift (each product k . u is off by about
-// epsilon |k| |u|, and the solution is the sum of the steps), and by the rounding of weights and sums, which a check
-// has too. rhs: |b|; keys: root of the mean |k|^2; steepest: the largest eigenvalue of A seen.
+// epsilon |k| |u|, and the solution is the sum of the steps), and by the rounding of logits and sums, which a check
+// has too. rhs: |b|; keys: root of the mean |k|^2; steepest: the largest eigenvalue of A seen; query: |q| in the units
+// of the logits. The factors are twice what was measured (docs/cpu.md).
 template <class T>
 struct Noise {
   double drift, rounding;
 
-  Noise(const SolutionSizes<T>& x, int64_t l, double rhs, double keys, double steepest, double largest_logit) {
+  Noise(const SolutionSizes<T>& x, int64_t l, double rhs, double keys, double steepest, double query) {
     const double unit = static_cast<double>(std::numeric_limits<T>::epsilon()) / 2;
-    drift = unit * keys * std::sqrt(steepest * static_cast<double>(x.squares[l]));
-    rounding = unit * (2 * rhs + keys * (4 + std::abs(largest_logit)) * x.spread(l));
+    drift = 4 * unit * keys * std::sqrt(steepest * static_cast<double>(x.squares[l]));
+    rounding = unit * (2 * rhs + keys * (4 + query * keys / 2) * x.spread(l));
   }
 };
 

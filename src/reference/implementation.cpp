@@ -62,7 +62,8 @@ Head gather_head(const Call& call, const Sequence& s, int64_t head) {
 }
 
 SolveOptions solve_options(const Problem& p, const Plan& plan) {
-  return {plan.solver == Solver::cg, core::forward_stop_rule(p), core::backward_stop_rule(p), p.max_iterations};
+  return {plan.solver == Solver::cg, core::forward_stop_rule(p.tolerance),
+          core::backward_stop_rule(p.tolerance, p.dtype, p.dim), p.max_iterations};
 }
 
 void write_info(const core::RowOutputs& info, int64_t row, const Solution& solution) {

@@ -76,6 +76,8 @@ double rounding_noise(Span keys, size_t count);
 // BREAKDOWN. An infinite ridge in a dimension removes it: its x is 0.
 Solution solve_direct(Span covariance, Span ridge, Span b, double noise = 0);
 // Stops by the rule, at max_iterations, or, with BREAKDOWN, where the curvature is not above rounding.
-Solution solve_cg(Span covariance, Span ridge, Span b, core::StopRule stop, int max_iterations, double noise = 0);
+// keys: that the row sees.
+Solution solve_cg(Span covariance, Span ridge, Span b, core::StopRule stop, int max_iterations, double noise = 0,
+                  int64_t keys = 0);
 
 }  // namespace lla::reference

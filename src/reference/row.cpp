@@ -109,7 +109,7 @@ double rounding_noise(Span keys, size_t count) {
 Solution solve_row(const Row& row, const Statistics& statistics, Span b, const SolveOptions& options,
                    const core::StopRule& stop) {
   const double noise = rounding_noise(row.keys, statistics.p.size());
-  return options.cg ? solve_cg(statistics.covariance, row.ridge, b, stop, options.max_iterations, noise)
+  return options.cg ? solve_cg(statistics.covariance, row.ridge, b, stop, options.max_iterations, noise, row.count())
                     : solve_direct(statistics.covariance, row.ridge, b, noise);
 }
 

@@ -177,7 +177,7 @@ TEST_P(Peaked, GradientsAtTolerance1e4) {
   }
 }
 
-// The kinds of ordinary data, where a row sees 1 to 2 D keys.
+// Ordinary data, most of all where a row sees 1 to 2 D keys.
 class DefaultGradients : public testing::TestWithParam<data::Kind> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, DefaultGradients, testing::ValuesIn(data::kinds),
                          [](const auto& info) { return data::name(info.param); });
@@ -186,6 +186,7 @@ TEST_P(DefaultGradients, AreAccurate) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     for (const double ridge : {1.0, 0.1, 0.01}) {
       expect_accurate(defaults(128, 64, dtype), GetParam(), ridge, default_gates(ridge));
+      if (GetParam() != data::Kind::randn) continue;
       for (const int64_t keys : {2, 5, 17, 64, 128}) {
         Spec spec = defaults(1, 64, dtype);
         spec.length_k = keys;
