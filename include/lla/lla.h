@@ -68,7 +68,8 @@ typedef enum lla_weights {
 typedef enum lla_row_status {
   LLA_ROW_OK = 0,
   LLA_ROW_MAX_ITERATIONS = 1, /* the tolerance was not met; the last iterate is used */
-  LLA_ROW_BREAKDOWN = 2,      /* vanishing or non-positive curvature (or pivot); the last good iterate is used */
+  LLA_ROW_BREAKDOWN = 2,      /* rounding is all that is left: vanishing or non-positive curvature (or pivot), a residual
+                                 that falls no further, a result its type cannot hold; the last good iterate is used */
   LLA_ROW_NAN = 3             /* a negative or NaN ridge, or a non-finite q, k or v in the row */
 } lla_row_status;
 
@@ -117,7 +118,8 @@ typedef struct lla_forward_args {
   lla_tensor cu_seqlens_q, cu_seqlens_k;
   int64_t max_seqlen_q, max_seqlen_k;
   /* Optional outputs. saved: one dense vector of lla_saved_size elements, f32 (f64 where q is f64), for lla_backward.
-   * iterations and row_status (int32), residual (f32; final relative residual): dense (B, Hq, Lq), packed (Hq, total_q);
+   * iterations and row_status (int32), residual (f32; final relative residual, with what rounding may hide, so above the
+   * tolerance where that is more than the arithmetic can give): dense (B, Hq, Lq), packed (Hq, total_q);
    * iterations and residual are -1 where a row was solved directly or had x given. */
   lla_tensor saved, iterations, residual, row_status;
   void* workspace; /* on the tensors' device, 256-byte aligned */

@@ -245,6 +245,29 @@ void write_rows(const Panel<T>& panel, const GradientLanes<T>& lanes, const core
   }
 }
 
+// Rows whose gradients are not to be trusted say so: where rounding the saved x moves (k - mean).x by as much as matters
+// (a tiny ridge makes x long), and where dq is not finite.
+template <class T>
+void report_rows(Panel<T>& panel, const core::Problem& p) {
+  HWY_ALIGN T squares[kPanel<T>], nothing[kPanel<T>];
+  lane_dots(panel.x, panel.x, p.dim, squares);
+  for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
+    auto sum = hn::Zero(Tag<T>());  // of differences that are 0 or, where something is not finite, NaN
+    for (int64_t e = at; e < p.dim * kPanel<T>; e += kPanel<T>) {
+      const auto value = hn::Add(load(panel.image + e), load(panel.solution + e));
+      sum = hn::Add(sum, hn::Sub(value, value));
+    }
+    store(sum, nothing + at);
+  }
+  for (int64_t l = 0; l < panel.rows; ++l) {
+    if (panel.bad[l] || panel.empty(l)) continue;
+    const double moved = std::sqrt(static_cast<double>(squares[l]) * static_cast<double>(panel.variance[l]) *
+                                   static_cast<double>(p.dim)) *
+                         static_cast<double>(std::numeric_limits<T>::epsilon()) / 2;
+    if ((!p.given_x() && moved > 0.1) || nothing[l] != 0) panel.status[l] = LLA_ROW_BREAKDOWN;
+  }
+}
+
 template <class T>
 void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, const PackedQueries<T>& queries,
                    int64_t first_row, int64_t rows, WorkerMemory<T>& memory, double* ridge_rows) {
@@ -292,6 +315,7 @@ void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, co
     for (int64_t l = 0; l < panel.rows; ++l) {
       if (!(panel.omega[l] > 0)) panel.mark_bad(l);
     }
+    report_rows(panel, p);
     write_rows(panel, lanes[i], call, head, queries, ridge_rows);
     write_info(panel, p, head, call.info);
   }

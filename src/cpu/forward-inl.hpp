@@ -130,8 +130,9 @@ void write_saved(const Panel<T>& panel, const core::Problem& p, const PackedHead
   }
 }
 
+// A row whose output its type cannot hold (values near the end of the range) says so.
 template <class T>
-void write_output(const Panel<T>& panel, const core::ForwardCall& call, const PackedHead<T>& head) {
+void write_output(Panel<T>& panel, const core::ForwardCall& call, const PackedHead<T>& head) {
   const core::Problem& p = call.problem;
   T row[kMaxChannels];
   for (int64_t l = 0; l < panel.rows; ++l) {
@@ -140,6 +141,10 @@ void write_output(const Panel<T>& panel, const core::ForwardCall& call, const Pa
       std::fill_n(row, p.value_dim, std::numeric_limits<T>::quiet_NaN());
     } else {
       get_lane(panel.value, l, p.value_dim, row);
+      const T largest = static_cast<T>(core::largest_finite(call.o.dtype));
+      if (!std::all_of(row, row + p.value_dim, [&](T x) { return std::abs(x) <= largest; })) {
+        panel.status[l] = LLA_ROW_BREAKDOWN;
+      }
     }
     write_row(call.o, offset, p.value_dim, row);
   }
