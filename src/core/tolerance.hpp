@@ -76,7 +76,7 @@ constexpr StopRule backward_stop_rule(double tolerance, DType dtype, int64_t dim
   rule.part = 10 * tolerance;
   rule.least = std::min(dtype == DType::f64 ? 1e-14 : 1e-6, tolerance);  // what the arithmetic can give
   rule.backward = true;
-  rule.few_keys = 4 * dim;
+  rule.few_keys = 2 * dim;
   return rule;
 }
 

@@ -45,7 +45,7 @@ void read_saved(Panel<T>& panel, const core::Problem& p, const PackedHead<T>& he
       good = false;
       panel.mark_bad(l);
     }
-    const bool shifted = good && head.shift && !panel.empty(l);
+    const bool shifted = good && head.shifted && !panel.empty(l);
     panel.max[l] = good ? saved[at.max + r] - (shifted ? panel.offset[l] : T{0}) : T{0};
     put_lane(panel.mean_k, l, p.dim, good ? mean_k : zeros);
     for (int64_t c = 0; c < p.dim && shifted; ++c) panel.mean_k[c * kPanel<T> + l] -= head.shift[c];

@@ -35,7 +35,7 @@ struct CgLanes {
   HWY_ALIGN T pmp[kPanel<T>];        // direction . direction / preconditioner
   HWY_ALIGN T curvature[kPanel<T>];  // largest direction . image / pmp seen
   HWY_ALIGN T smallest_ridge[kPanel<T>];
-  HWY_ALIGN T limit[kPanel<T>];       // residual to stop at; the backward's is known better as the solution is
+  HWY_ALIGN T limit[kPanel<T>];       // square of the residual to stop at, known better as the solution is
   HWY_ALIGN T key_length[kPanel<T>];  // root of the mean |k|^2
   HWY_ALIGN T query_squares[kPanel<T>];
   HWY_ALIGN T rr_checked[kPanel<T>];  // of the last check that missed, 0 before the first
@@ -178,8 +178,8 @@ void start_cg(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
   for (int64_t l = 0; l < kPanel<T>; ++l) {
     s.precise[l] = precise_iterations(s.curvature[l], panel.variance[l], dim, block.problem.tolerance) ? T{1} : T{0};
     s.key_length[l] = std::sqrt(panel.variance[l] * static_cast<T>(dim) + s.curvature[l]);
-    s.limit[l] = static_cast<T>(
-        block.stop.start(std::sqrt(static_cast<double>(s.rr_start[l])), panel.lane_end[l] - panel.lane_begin[l]));
+    const double start = block.stop.start(1, panel.lane_end[l] - panel.lane_begin[l]);
+    s.limit[l] = static_cast<T>(start * start) * s.rr_start[l];
     s.rr_checked[l] = 0;
     s.noise[l] = 0;
     // Rounding of the mean key alone gives u . A u up to (eps |u| |mean|)^2: less than that is no curvature.
@@ -196,7 +196,7 @@ template <class T>
 void stop_lanes(const Block<T>& block, const Panel<T>& panel, CgLanes<T>& s) {
   const SolutionSizes<T> sizes(panel, block.problem.dim);
   for (int64_t l = 0; l < kPanel<T>; ++l) {
-    if (s.lane[l] != kRunning || std::sqrt(s.rr[l]) > s.limit[l]) continue;
+    if (s.lane[l] != kRunning || s.rr[l] > s.limit[l]) continue;
     const T limit = stop_limit(block.stop, sizes, panel, s.rr_start[l], s.smallest_ridge[l], l);
     const double steepest =
         static_cast<double>(s.curvature[l]) * static_cast<double>(s.smallest_ridge[l] + panel.variance[l]);
@@ -206,8 +206,8 @@ void stop_lanes(const Block<T>& block, const Panel<T>& panel, CgLanes<T>& s) {
     s.noise[l] = noise.rounding + (doubtful ? 0.0 : noise.drift);
     // What it will report, noise included, is to be within the limit, unless the arithmetic cannot give that.
     const T within = limit - static_cast<T>(s.noise[l]);
-    s.limit[l] = 2 * within > limit ? within : limit;
-    if (std::sqrt(s.rr[l]) <= s.limit[l]) s.lane[l] = doubtful ? kDoubtful : kDone;
+    s.limit[l] = 2 * within > limit ? within * within : limit * limit;
+    if (s.rr[l] <= s.limit[l]) s.lane[l] = doubtful ? kDoubtful : kDone;
   }
 }
 
@@ -247,7 +247,7 @@ bool finish_check(const Block<T>& block, Panel<T>& panel, CgLanes<T>& s, int lim
     }
     s.rr[l] = static_cast<T>(rr);
     s.rz[l] = s.pmp[l] = static_cast<T>(rz);
-    if (std::sqrt(s.rr[l]) <= std::max(s.limit[l], static_cast<T>(s.noise[l]))) {
+    if (s.rr[l] <= std::max(s.limit[l], static_cast<T>(s.noise[l] * s.noise[l]))) {
       s.lane[l] = kDone;
     } else if (!std::isfinite(s.rr[l]) || (s.rr_checked[l] > 0 && 4 * s.rr[l] > s.rr_checked[l])) {
       panel.status[l] = LLA_ROW_BREAKDOWN;  // rounding is all that is left
@@ -318,7 +318,7 @@ bool step_cg(Block<T>& block, Panel<T>& panel, CgLanes<T>& s, int limit) {
       s.lane[l] = kUnfinished;
     } else {
       s.rr[l] = rr_new[l];
-      reached |= std::sqrt(rr_new[l]) <= s.limit[l];
+      reached |= rr_new[l] <= s.limit[l];
     }
   }
   if (reached) stop_lanes(block, panel, s);

@@ -82,7 +82,7 @@ void read_ridge(Panel<T>& panel, const core::Problem& p, const PackedHead<T>& he
 // What the keys' shift takes off each lane's logits (in the units of panel.q), in two parts.
 template <class T>
 void find_offsets(Panel<T>& panel, const PackedHead<T>& head, int64_t dim) {
-  if (!head.shift) return;
+  if (!head.shifted) return;
   double sums[kPanel<T>] = {};
   for (int64_t c = 0; c < dim; ++c) {
     if (head.shift[c] == 0) continue;

@@ -18,7 +18,7 @@ T squares(const T* row, int64_t channels) {
 // A channel is shifted where its mean is more than twice its spread, by the mean rounded to a power of two near the
 // spread: a number of few digits, so that k - shift is exact, or as good as exact where a key is far from the others.
 template <class T>
-void find_shift(const core::Problem& p, const core::Operand& k, const PackedHead<T>& head) {
+void find_shift(const core::Problem& p, const core::Operand& k, PackedHead<T>& head) {
   constexpr int64_t kSample = 32;
   const core::Sequence& s = head.sequence;
   double sum[kMaxChannels] = {}, squares[kMaxChannels] = {}, first[kMaxChannels] = {};
@@ -35,6 +35,7 @@ void find_shift(const core::Problem& p, const core::Operand& k, const PackedHead
       squares[c] += difference * difference;
     }
   }
+  head.shifted = false;
   for (int64_t c = 0; c < p.dim; ++c) {
     head.shift[c] = 0;
     if (count < 2) continue;
@@ -43,6 +44,7 @@ void find_shift(const core::Problem& p, const core::Operand& k, const PackedHead
     if (!(std::abs(mean) > 2 * spread)) continue;
     const double unit = std::exp2(std::floor(std::log2(std::max(spread, std::abs(mean) * 0x1p-20))));
     head.shift[c] = static_cast<T>(std::round(mean / unit) * unit);
+    head.shifted = true;
   }
 }
 
@@ -60,7 +62,7 @@ void pack_tile(const core::Problem& p, const core::Operand& k, const core::Opera
         read_row(k, row_offset(k, s.batch, position, head.head_kv), p.dim, key) >= huge_bits<T>() ||
         read_row(v, row_offset(v, s.batch, position, head.head_kv), p.value_dim, value) >= infinity_bits<T>();
     head.bad[j] = bad;
-    for (int64_t c = 0; c < p.dim && head.shift; ++c) key[c] -= head.shift[c];
+    for (int64_t c = 0; c < p.dim && head.shifted; ++c) key[c] -= head.shift[c];
     head.key_squares[j] = bad ? T{0} : squares(key, p.dim);
     if (bad) {
       ++bad_here;
@@ -78,8 +80,8 @@ void pack_tile(const core::Problem& p, const core::Operand& k, const core::Opera
   if (bad_here > 0) head.bad_count->fetch_add(bad_here, std::memory_order_relaxed);
 }
 
-template void find_shift<float>(const core::Problem&, const core::Operand&, const PackedHead<float>&);
-template void find_shift<double>(const core::Problem&, const core::Operand&, const PackedHead<double>&);
+template void find_shift<float>(const core::Problem&, const core::Operand&, PackedHead<float>&);
+template void find_shift<double>(const core::Problem&, const core::Operand&, PackedHead<double>&);
 template void pack_tile<float>(const core::Problem&, const core::Operand&, const core::Operand&,
                                const PackedHead<float>&, int64_t);
 template void pack_tile<double>(const core::Problem&, const core::Operand&, const core::Operand&,
