@@ -56,13 +56,14 @@ class RowCounts:
     """How many rows ended how, forward and backward; counted on the device, read when asked."""
 
     def __init__(self):
-        self._counts = {}
+        self._counts, self._names = {}, {}  # by device
 
     def add(self, direction, status):
         if status.device not in self._counts:
             self._counts[status.device] = torch.zeros(2, len(STATUS_NAMES), dtype=torch.int64, device=status.device)
+            self._names[status.device] = torch.arange(len(STATUS_NAMES), device=status.device)[:, None]
         # Comparing and adding, for bincount would wait for the device.
-        found = torch.stack([(status == index).sum() for index in range(len(STATUS_NAMES))])
+        found = (status == self._names[status.device]).sum(1)
         self._counts[status.device][("forward", "backward").index(direction)] += found
 
     def read(self):
