@@ -28,8 +28,9 @@ pack "$racecheck/bin/gpu_test" gpu_test_racecheck
 install -m 644 tests/golden/golden.bin tests/golden/cases.bin "$target/"
 install -m 755 scripts/check-gpu.sh "$target/"
 if [ -f "$build/bindings/torch/liblla_torch.so" ]; then  # for the training soak: the package and its operators
-  install -m 644 "$build/bindings/torch/liblla_torch.so" "$target/"
-  strip "$target/liblla_torch.so"
+  library=$(ldd "$build/bindings/torch/liblla_torch.so" | awk '$1 ~ /^liblla\.so/ { print $3 }')
+  install -m 644 "$build/bindings/torch/liblla_torch.so" "$library" "$target/"
+  strip "$target/liblla_torch.so" "$target/$(basename "$library")"
   install -d "$target/python/lla"
   install -m 644 python/lla/*.py "$target/python/lla/"
   install -m 755 scripts/train_soak.py "$target/"

@@ -91,4 +91,11 @@ void degrade(Kind kind, const Sizes& s, Tensors& tensors) {
   }
 }
 
+void perturb(std::vector<double>& values, uint64_t stream, double by) {
+  constexpr uint64_t kSeed = 11;
+  for (size_t i = 0; i < values.size(); ++i) values[i] *= 1 + by * (2 * uniform(kSeed, stream, i) - 1);
+}
+
+double rounding_of(DType dtype) { return dtype == DType::f64 ? 0x1p-48 : dtype == DType::f32 ? 0x1p-19 : 0x1p-17; }
+
 }  // namespace lla::data

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "core/text.hpp"
+#include "data/degenerate.hpp"
 #include "support/floats.hpp"
 #include "support/gates.hpp"
 #include "support/real_cases.hpp"
@@ -17,8 +18,6 @@ namespace lla::test {
 namespace {
 
 using Values = std::vector<double>;
-
-constexpr double kMoves = 16;  // forgiven times what roundings move the truth by
 
 double norm(const Values& values) {
   double squares = 0;
@@ -32,14 +31,10 @@ double distance(const Values& a, const Values& b) {
   return std::sqrt(squares);
 }
 
-// What the arithmetic of a type rounds by, several times over: fp64, fp32, and fp32 sums of products of 16 bits.
-double perturbation(DType dtype) { return dtype == DType::f64 ? 0x1p-48 : dtype == DType::f32 ? 0x1p-19 : 0x1p-17; }
-
 Inputs perturbed(Inputs inputs, double by) {
   uint64_t stream = 0;
   for (Values* values : {&inputs.q, &inputs.k, &inputs.v, &inputs.grad_o, &inputs.x}) {
-    ++stream;
-    for (size_t i = 0; i < values->size(); ++i) (*values)[i] *= 1 + by * (2 * data::uniform(11, stream, i) - 1);
+    data::perturb(*values, ++stream, by);
   }
   return inputs;
 }
@@ -55,8 +50,8 @@ struct Truth {
   Truth(const Spec& spec, const Inputs& inputs)
       : forward(oracle_forward(spec, inputs)),
         backward(oracle_backward(spec, inputs)),
-        moved(oracle_forward(spec, perturbed(inputs, perturbation(spec.dtype)))),
-        moved_backward(oracle_backward(spec, perturbed(inputs, perturbation(spec.dtype)))) {}
+        moved(oracle_forward(spec, perturbed(inputs, data::rounding_of(spec.dtype)))),
+        moved_backward(oracle_backward(spec, perturbed(inputs, data::rounding_of(spec.dtype)))) {}
 };
 
 struct Checked {
@@ -80,7 +75,7 @@ void expect_close(const Checked& c, double gate) {
   for (size_t i = 0; i < got.size(); ++i) {
     if (std::abs(c.want[i]) >= range.largest / 2) got[i] = c.want[i];
   }
-  EXPECT_LE(distance(got, c.want), gate * norm(c.want) + kMoves * distance(c.moved, c.want) + subnormal)
+  EXPECT_LE(distance(got, c.want), gate * norm(c.want) + data::kForgivenMoves * distance(c.moved, c.want) + subnormal)
       << c.name << ": |want| = " << norm(c.want) << ", moved by roundings: " << distance(c.moved, c.want);
 }
 
@@ -138,7 +133,7 @@ void expect_right(const Spec& spec, const Inputs& inputs, const Truth& truth, co
     if (spec.ridge == RidgeShape::scalar || spec.ridge == RidgeShape::head) {
       const double summands_moved = distance(moved.dridge_terms, want.dridge_terms);
       EXPECT_LE(distance(dridge.got, dridge.want),
-                gates.gradient * want.dridge_summands + kMoves * summands_moved + 0x1p-149)
+                gates.gradient * want.dridge_summands + data::kForgivenMoves * summands_moved + 0x1p-149)
           << "dridge";
     }
   }
