@@ -53,7 +53,11 @@ def corpus():
     return tuple(np.frombuffer(b"".join(part), dtype=np.uint8) for part in parts)
 
 
-def load_corpus(folder):
+def load_corpus(folder, file):
+    if file is not None:
+        text = np.frombuffer(file.read_bytes(), dtype=np.uint8)
+        cut = len(text) * 49 // 50
+        return text[:cut], text[cut:]
     path = folder / "corpus.npz"
     if not path.exists():
         training, validation = corpus()
@@ -290,6 +294,7 @@ def table(runs):
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("soak"))
+    parser.add_argument("--corpus", type=Path, help="a file to read instead; its last 2 % are for validation")
     parser.add_argument("--models", nargs="+", default=["lla", "softmax", "parallax"], choices=["lla", "softmax", "parallax"])
     parser.add_argument("--precisions", nargs="+", default=["bf16", "fp16", "tf32"], choices=["bf16", "fp16", "tf32"])
     parser.add_argument("--steps", type=int, help="of every run (default: 2,000; 500 in tf32)")
@@ -313,7 +318,7 @@ def main():
     args = parse()
     deadline = time.monotonic() + args.seconds
     args.out.mkdir(parents=True, exist_ok=True)
-    training, validation = load_corpus(args.out)
+    training, validation = load_corpus(args.out, args.corpus)
     print(f"{len(training) / 1e6:.1f} MB to train on, {len(validation) / 1e6:.2f} MB to validate; {lla.machine()}", flush=True)
     data = tuple(torch.tensor(part, device=args.device) for part in (training, validation))
     runs = [Run(kind, precision, args, data) for precision in args.precisions for kind in args.models]

@@ -1,5 +1,5 @@
-// `lla check --replay FILE`: the inputs of a call that somebody saved (the Python package's check="raise" does), once more on
-// every implementation against the reference.
+// `lla check --replay FILE`: the inputs of a call that somebody saved (the Python package's check="raise" does), once
+// more on every implementation against the reference.
 #include "check_replay.hpp"
 
 #include <fmt/core.h>
@@ -19,8 +19,8 @@ namespace {
 
 using Arrays = std::map<std::string, data::CaseArray>;
 
-// One head: q (Lq, D), k (Lk, D), v (Lk, Dv), ridge (), (Lq) or (Lq, D), or x (Lq, D); grad_o (Lq, Dv) and options (scale, causal,
-// window, tolerance, max_iterations, solver) where the call had them.
+// One head: q (Lq, D), k (Lk, D), v (Lk, Dv), ridge (), (Lq) or (Lq, D), or x (Lq, D); grad_o (Lq, Dv) and options
+// (scale, causal, window, tolerance, max_iterations, solver) where the call had them.
 struct SavedCall {
   std::string name;
   CheckShape shape;
@@ -34,7 +34,8 @@ const data::CaseArray& find(const Arrays& arrays, const std::string& call, const
   const auto at = arrays.find(name);
   if (at == arrays.end()) throw std::runtime_error(fmt::format("{} has no {}", call, name));
   if (at->second.size.size() != dimensions) {
-    throw std::runtime_error(fmt::format("{} of {} has {} dimensions, not {}", name, call, at->second.size.size(), dimensions));
+    throw std::runtime_error(
+        fmt::format("{} of {} has {} dimensions, not {}", name, call, at->second.size.size(), dimensions));
   }
   return at->second;
 }
@@ -76,7 +77,8 @@ void read_options(const Arrays& arrays, SavedCall& call) {
 SavedCall read_call(const std::string& name, const Arrays& arrays) {
   SavedCall call;
   call.name = name;
-  const data::CaseArray &q = find(arrays, name, "q", 2), &k = find(arrays, name, "k", 2), &v = find(arrays, name, "v", 2);
+  const data::CaseArray &q = find(arrays, name, "q", 2), &k = find(arrays, name, "k", 2),
+                        &v = find(arrays, name, "v", 2);
   call.shape = {"saved", {1, q.size[0], k.size[0], 1, 1, q.size[1], v.size[1]}, {}};
   need_size(name, "k", k, {k.size[0], q.size[1]});
   need_size(name, "v", v, {k.size[0], v.size[1]});
@@ -119,7 +121,8 @@ std::vector<SavedCall> read_calls(const std::string& path) {
   return list;
 }
 
-// What may be expected at the call's own tolerance: docs/testing.md's gates, which hold for a residual of 1e-3, in proportion to it.
+// What may be expected at the call's own tolerance: docs/testing.md's gates, which hold for a residual of 1e-3, in
+// proportion to it.
 CheckGates replay_gates(const CheckCase& c) {
   const double rounding = c.dtype == DType::f64 ? 1e-10 : c.dtype == DType::f32 ? 1e-4 : 4e-3;
   const double factor = c.ridge == core::RidgeShape::none ? 0 : c.lambda >= 1 ? 6 : c.lambda >= 0.1 ? 20 : 120;
@@ -162,10 +165,12 @@ bool replay_on(const SavedCall& call, const core::Implementation& implementation
   const CheckGates gates = replay_gates(call.checked);
   const std::string lost = lost_text(reference, result, call.checked.ridge == core::RidgeShape::none ? "dx" : "dridge");
   const bool good = lost.empty() && errors.output <= gates.output && errors.gradients <= gates.gradients;
-  fmt::print("  {:<14} {}  output {:.1e} (gate {:.1e}), gradients {:.1e}{} (gate {:.1e}); not finite: {}; rows not solved: {}\n",
-             implementation.name, good ? "ok " : "BAD", errors.output, gates.output, errors.gradients,
-             *errors.worst_gradient ? fmt::format(" in {}", errors.worst_gradient) : "", gates.gradients, lost.empty() ? "none" : lost,
-             result.unsolved());
+  fmt::print(
+      "  {:<14} {}  output {:.1e} (gate {:.1e}), gradients {:.1e}{} (gate {:.1e}); not finite: {}; rows not solved: "
+      "{}\n",
+      implementation.name, good ? "ok " : "BAD", errors.output, gates.output, errors.gradients,
+      *errors.worst_gradient ? fmt::format(" in {}", errors.worst_gradient) : "", gates.gradients,
+      lost.empty() ? "none" : lost, result.unsolved());
   return good;
 }
 
@@ -178,13 +183,14 @@ bool replay(const std::string& path, const std::vector<const core::Implementatio
     call.checked.shape = &call.shape;
     call.checked.mask = &call.mask;
     const data::Sizes& s = call.shape.sizes;
-    fmt::print("{}: {}, Lq {}, Lk {}, D {}, Dv {}, {}, tolerance {}{}\n", call.name, core::name(call.checked.dtype), s.length_q,
-               s.length_k, s.dim, s.value_dim,
-               call.inputs.x.empty() ? fmt::format("smallest ridge {:.3g}", call.checked.lambda) : "x given", call.checked.tolerance(),
-               call.has_gradient ? "" : "; saved without a gradient, so a random one");
+    fmt::print("{}: {}, Lq {}, Lk {}, D {}, Dv {}, {}, tolerance {}{}\n", call.name, core::name(call.checked.dtype),
+               s.length_q, s.length_k, s.dim, s.value_dim,
+               call.inputs.x.empty() ? fmt::format("smallest ridge {:.3g}", call.checked.lambda) : "x given",
+               call.checked.tolerance(), call.has_gradient ? "" : "; saved without a gradient, so a random one");
     const CheckResult reference = run_reference(call.checked, call.inputs);
     if (!reference.forward.done() || !reference.backward.done()) {
-      throw std::runtime_error(fmt::format("the reference failed on {}: {}{}", call.name, reference.forward.failed, reference.backward.failed));
+      throw std::runtime_error(fmt::format("the reference failed on {}: {}{}", call.name, reference.forward.failed,
+                                           reference.backward.failed));
     }
     const CheckResult moved = run_reference(call.checked, perturbed(call.checked, call.inputs));
     const auto bad = std::count_if(reference.o.begin(), reference.o.end(), [](double x) { return !std::isfinite(x); });
