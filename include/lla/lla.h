@@ -69,7 +69,7 @@ typedef enum lla_row_status {
   LLA_ROW_OK = 0,
   LLA_ROW_MAX_ITERATIONS = 1, /* the tolerance was not met; the last iterate is used */
   LLA_ROW_BREAKDOWN = 2,      /* vanishing or non-positive curvature (or pivot); the last good iterate is used */
-  LLA_ROW_NAN = 3             /* a negative or NaN ridge, or a non-finite q, k or v in the row */
+  LLA_ROW_NAN = 3             /* a negative or NaN ridge, or a non-finite q, k, v or gradient in the row */
 } lla_row_status;
 
 #define LLA_MAX_DIMS 4

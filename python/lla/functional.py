@@ -4,11 +4,11 @@ from typing import NamedTuple, Optional, Tuple, Union
 import torch
 from torch import Tensor
 
-from . import _ops
+from . import _ops, debug
 from ._errors import call, need_tensor
+from .debug import STATUS_NAMES  # noqa: F401
 
 Ridge = Union[float, Tensor]
-STATUS_NAMES = ("ok", "max_iterations", "breakdown", "nan")
 
 
 class AttentionInfo(NamedTuple):
@@ -70,8 +70,10 @@ def _options(scale, causal, window_size, tol, max_iterations, solver, implementa
     return scale, causal, *_window(window_size), tol, max_iterations or 0, solver, implementation
 
 
-def attend(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options, return_info):
-    """The one way to the operator: (o, AttentionInfo or None). `options` comes from `_options`."""
+def attend(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options, return_info,
+           check=None):
+    """The one way to the operator: (o, AttentionInfo or None). `options` comes from `_options`; check as in
+    `lla_attention`."""
     need_tensor("q", q)
     need_tensor("k", k)
     need_tensor("v", v)
@@ -82,7 +84,10 @@ def attend(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
     save = torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or (ridge if x is None else x).requires_grad)
     args = (q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options)
-    o, row_info = _ops.run_forward(args, save, return_info)
+    if check is None and debug.default_check is None and debug.active_counts is None:
+        o, row_info = _ops.run_forward(args, save, return_info)
+    else:
+        o, row_info = debug.attend(args, save, check)
     if not return_info:
         return o, None
     iterations, residual, status = row_info.unflatten(1, (*q.shape[:-3], q.shape[-2], q.shape[-3])).unbind(0)
@@ -92,7 +97,7 @@ def attend(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
 def lla_attention(
     q: Tensor, k: Tensor, v: Tensor, ridge: Ridge, *, scale: Optional[float] = None, causal: bool = True,
     window_size: Tuple[int, int] = (-1, -1), tol: float = 1e-3, max_iterations: Optional[int] = None,
-    solver: str = "auto", implementation: Optional[str] = None, return_info: bool = False,
+    solver: str = "auto", implementation: Optional[str] = None, return_info: bool = False, check: Optional[str] = None,
 ):
     """Local Linear Attention: each query's output is a ridge regression of values on keys, weighted by softmax.
 
@@ -103,9 +108,11 @@ def lla_attention(
     (left, right) counts visible keys on each side of the diagonal, -1 for all.
     solver "auto", "cg" (stops at a relative residual of tol, or after max_iterations) or "direct".
     implementation: name one of `lla.implementations()` instead of the first that takes the problem.
-    return_info: return (o, AttentionInfo)."""
+    return_info: return (o, AttentionInfo).
+    check: "raise" or "warn" at the first output or gradient that is not finite and the first solve that did not end
+    well, saving its inputs (see `lla.debug`; it waits for the device). None: as the environment's LLA_CHECK says."""
     options = _options(scale, causal, window_size, tol, max_iterations, solver, implementation)
-    o, info = attend(q, k, v, ridge, None, None, None, 0, 0, options, return_info)
+    o, info = attend(q, k, v, ridge, None, None, None, 0, 0, options, return_info, check)
     return (o, info) if return_info else o
 
 
@@ -119,7 +126,7 @@ def lla_attention_varlen(
     q: Tensor, k: Tensor, v: Tensor, ridge: Ridge, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
     max_seqlen_k: int, *, scale: Optional[float] = None, causal: bool = True, window_size: Tuple[int, int] = (-1, -1),
     tol: float = 1e-3, max_iterations: Optional[int] = None, solver: str = "auto",
-    implementation: Optional[str] = None, return_info: bool = False,
+    implementation: Optional[str] = None, return_info: bool = False, check: Optional[str] = None,
 ):
     """`lla_attention` of sequences packed one after the other: q (total_q, Hq, D), k (total_k, Hkv, D), and so on.
 
@@ -128,18 +135,19 @@ def lla_attention_varlen(
     _check_cu_seqlens("cu_seqlens_q", cu_seqlens_q)
     _check_cu_seqlens("cu_seqlens_k", cu_seqlens_k)
     options = _options(scale, causal, window_size, tol, max_iterations, solver, implementation)
-    o, info = attend(q, k, v, ridge, None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options, return_info)
+    o, info = attend(q, k, v, ridge, None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options, return_info,
+                     check)
     return (o, info) if return_info else o
 
 
 def parallax_attention(
     q: Tensor, k: Tensor, v: Tensor, x: Tensor, *, scale: Optional[float] = None, causal: bool = True,
-    window_size: Tuple[int, int] = (-1, -1), implementation: Optional[str] = None,
+    window_size: Tuple[int, int] = (-1, -1), implementation: Optional[str] = None, check: Optional[str] = None,
 ):
     """Attention with a given correction x (B, Lq, Hq, D) instead of a solve: o = sum_j p_j (1 + (k_j - mean k).x) v_j.
-    x = 0 is softmax attention."""
+    x = 0 is softmax attention. check as in `lla_attention`."""
     options = _options(scale, causal, window_size, 1e-3, None, "auto", implementation)
-    return attend(q, k, v, None, x, None, None, 0, 0, options, False)[0]
+    return attend(q, k, v, None, x, None, None, 0, 0, options, False, check)[0]
 
 
 def lla_attention_bhld(q: Tensor, k: Tensor, v: Tensor, ridge: Ridge, **options):
