@@ -209,8 +209,8 @@ Status run_operands(const OperandParams& params, cudaStream_t stream) {
 }
 
 Status run_ridge_sum(const RidgeSumParams& params, cudaStream_t stream) {
-  ridge_sum_kernel<<<params.per_head ? params.heads_q : 1, kThreads, 0, stream>>>(params);
-  return launched("the sum of the ridge's gradient");
+  return launch(ridge_sum_kernel, int64_t{params.per_head ? params.heads_q : 1}, kThreads, 0, stream,
+                "the sum of the ridge's gradient", params);
 }
 
 }  // namespace lla::cuda::sm90
