@@ -27,7 +27,7 @@ int environment_threads() {
   const char* end = text + std::strlen(text);
   int wanted = 0;
   const auto [stopped, error] = std::from_chars(text, end, wanted);
-  if (stopped != end || wanted < 0 || error == std::errc::invalid_argument) return -1;
+  if (*text == '-' || stopped != end || error == std::errc::invalid_argument) return -1;
   return error == std::errc::result_out_of_range ? kMaxThreads : std::min(wanted, kMaxThreads);
 }
 
