@@ -44,7 +44,9 @@ int64_t slot_bytes(const core::Problem& p, int64_t rows) {
   const bool backward = p.operation == core::Operation::backward;
   const int64_t keys = p.seqlen_k * (2 * p.dim + (backward ? 2 : 1) * p.value_dim);
   const int64_t queries = backward ? rows * (6 * p.dim + 2 * p.value_dim) : 0;
-  return std::max<int64_t>(1, (keys + queries) * element(p));
+  // Of a very short head most is what its arrays are rounded up to: a million of them at a time would take a gigabyte.
+  const int64_t rounding = backward ? 4096 : 1024;
+  return (keys + queries) * element(p) + rounding;
 }
 
 }  // namespace

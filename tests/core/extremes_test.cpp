@@ -2,6 +2,7 @@
 // undefined-behaviour sanitizer, which sees a size or an offset overflow wherever it happens.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 #include <functional>
 #include <limits>
@@ -80,53 +81,71 @@ void fill(Question& q, bool packed, DType dtype) {
     q.backward.saved = huge(dtype == DType::f64 ? DType::f64 : DType::f32, {elements}, false);
 }
 
+// Every pair of dimensions at every pair of sizes, the others 1: what is smallest beside the large ones leaves most room to
+// wrap.
 TEST(Extremes, SizesAreAnsweredOrRefusedAndNeverWrap) {
-  const std::vector<int64_t> sizes = {0,          1,          2,          3,           64,           int64_t{1} << 12,
-                                      1 << 20,    1 << 24,    INT32_MAX,  1ll << 32,   (1ll << 36) + 1, 1ll << 40,
-                                      1ll << 41,  1ll << 42,  1ll << 48,  1ll << 56,   1ll << 62,    kMost - 11,
-                                      kMost};
+  std::vector<int64_t> sizes = {0,         1ll << 31, 1ll << 40,  1ll << 41, 1ll << 42,       1ll << 47,
+                                1ll << 55, 1ll << 57, 1ll << 62,  kMost,     (1ll << 36) + 1, 1ll << 20,
+                                3,         INT32_MAX, kMost - 11, 1ll << 58, 64};
+  if (reduced()) sizes.resize(10);
   std::mt19937_64 random(1);
-  int taken = 0;
-  const int tries = reduced() ? 4000 : 20000;
-  for (int i = 0; i < tries; ++i) {
-    Question q;
-    // Most sizes small, or everything is refused for the first of them.
-    const auto any = [&](int64_t otherwise) { return random() % 3 == 0 ? sizes[random() % sizes.size()] : otherwise; };
-    q.b = any(1), q.lq = any(64), q.lk = any(64), q.hkv = any(1);
-    q.hq = random() % 4 == 0 ? any(2) : q.hkv;
-    q.d = any(8);
-    q.dv = random() % 4 == 0 ? any(8) : q.d;
-    for (lla_options* o : {static_cast<lla_options*>(&q.forward.options), static_cast<lla_options*>(&q.backward.options)}) {
-      o->window_left = any(-1);
-      o->window_right = o->window_left;
-      o->causal = i % 2;
-      o->cached_weights_limit = any(1 << 30);
-      o->max_iterations = static_cast<int32_t>(any(0) & INT32_MAX);
-      o->solver = static_cast<int32_t>(i % 3);
-      o->weights = static_cast<int32_t>(i / 3 % 3);
+  int taken = 0, i = 0;
+  constexpr int kDims = 5;
+  for (int first = 0; first < kDims; ++first) {
+    for (int second = first + 1; second < kDims; ++second) {
+      for (const int64_t size_first : sizes) {
+        for (const int64_t size_second : sizes) {
+          ++i;
+          Question q;
+          int64_t size[kDims] = {1, 1, 1, 1, 1};
+          size[first] = size_first, size[second] = size_second;
+          q.b = size[0], q.lq = size[1], q.lk = size[2], q.hq = q.hkv = size[3], q.d = q.dv = size[4];
+          for (lla_options* o :
+               {static_cast<lla_options*>(&q.forward.options), static_cast<lla_options*>(&q.backward.options)}) {
+            o->window_left = o->window_right = i % 3 ? -1 : sizes[random() % sizes.size()];
+            o->causal = i % 2;
+            o->cached_weights_limit = i % 4 ? kMost : 1 << 20;
+            o->max_iterations = i % 5 ? 0 : INT32_MAX;
+            o->solver = static_cast<int32_t>(i % 3);
+            o->weights = static_cast<int32_t>(i / 3 % 3);
+          }
+          const bool packed = i % 5 == 0;
+          fill(q, packed, i % 2 ? DType::f32 : i % 4 ? DType::f64 : DType::bf16);
+          ask_everything(q.forward, q.backward);
+          size_t bytes = 0;
+          if (lla_forward_workspace(&q.forward, &bytes) != LLA_OK) continue;
+          ++taken;
+          // What was taken can be counted: the saved vector has its rows, and one head of keys and values a copy.
+          int64_t elements = 0;
+          ASSERT_EQ(lla_saved_size(&q.forward, &elements), LLA_OK) << lla_last_error();
+          const auto product = [](std::initializer_list<int64_t> factors) {
+            long double n = 1;
+            for (int64_t f : factors) n *= static_cast<long double>(f);
+            return n;
+          };
+          const long double rows = product({packed ? 1 : q.b, q.lq, q.hq});
+          EXPECT_GE(static_cast<long double>(elements), rows * static_cast<long double>(2 * q.d + q.dv + 2)) << q.text();
+          q.forward.options.implementation = "cpu";  // the reference asks for no memory
+          if (rows == 0 || q.b == 0 || lla_forward_workspace(&q.forward, &bytes) != LLA_OK) continue;
+          EXPECT_GE(static_cast<long double>(bytes), product({q.lk, q.d + q.dv, 4})) << q.text();
+          EXPECT_LT(bytes, size_t{1} << 62) << q.text();
+        }
+      }
     }
-    const bool packed = i % 5 == 0;
-    fill(q, packed, i % 2 ? DType::f32 : i % 4 ? DType::f64 : DType::bf16);
-    ask_everything(q.forward, q.backward);
-    size_t bytes = 0;
-    if (lla_forward_workspace(&q.forward, &bytes) != LLA_OK) continue;
-    ++taken;
-    // What was taken can be counted: one head of keys and values has a copy, and the saved vector its rows.
-    int64_t elements = 0;
-    ASSERT_EQ(lla_saved_size(&q.forward, &elements), LLA_OK) << lla_last_error();
-    const auto product = [](std::initializer_list<int64_t> factors) {
-      long double n = 1;
-      for (int64_t f : factors) n *= static_cast<long double>(f);
-      return n;
-    };
-    const long double rows = product({packed ? 1 : q.b, q.lq, q.hq});
-    EXPECT_GE(static_cast<long double>(elements), rows * static_cast<long double>(2 * q.d + q.dv + 2)) << q.text();
-    q.forward.options.implementation = "cpu";  // the reference asks for no memory
-    if (rows == 0 || q.b == 0 || lla_forward_workspace(&q.forward, &bytes) != LLA_OK) continue;
-    EXPECT_GE(static_cast<long double>(bytes), product({q.lk, q.d + q.dv, 4})) << q.text();
-    EXPECT_LT(bytes, size_t{1} << 62) << q.text();
   }
-  EXPECT_GT(taken, tries / 20);
+  EXPECT_GT(taken, i / 20);
+}
+
+// A million sequences of one token: what a head's arrays are rounded up to must not be multiplied by all of them.
+TEST(Extremes, ManyShortSequencesTakeLittleMemory) {
+  Question q;
+  q.b = 1'000'000, q.lq = q.lk = q.hq = q.hkv = q.d = q.dv = 1;
+  fill(q, false, DType::f32);
+  size_t bytes = 0;
+  ASSERT_EQ(lla_forward_workspace(&q.forward, &bytes), LLA_OK) << lla_last_error();
+  EXPECT_LT(bytes, size_t{256} << 20);
+  ASSERT_EQ(lla_backward_workspace(&q.backward, &bytes), LLA_OK) << lla_last_error();
+  EXPECT_LT(bytes, size_t{256} << 20);
 }
 
 // Every planner of this build, the GPU's too, at the edge of what is accepted.
@@ -134,7 +153,7 @@ TEST(Extremes, EveryPlannerAnswersTheLargestProblems) {
   std::mt19937_64 random(2);
   const core::Machine machine = core::h200();
   int planned = 0;
-  for (int i = 0; i < (reduced() ? 3000 : 20000); ++i) {
+  for (int i = 0; i < (reduced() ? 500 : 20000); ++i) {
     Question q;
     const auto power = [&](int bits) { return int64_t{1} << (random() % static_cast<unsigned>(bits + 1)); };
     q.d = std::min<int64_t>(power(9), 256);
@@ -227,6 +246,7 @@ TEST(Extremes, OneBentWordIsAnsweredAndWritesNothingElse) {
     for (size_t at = 0; at < sizeof(lla_forward_args); at += 4) {
       if (std::find(untouchable.begin(), untouchable.end(), at) != untouchable.end()) continue;
       for (const uint32_t word : bent_words()) {
+        if (reduced() && (at / 4 + word) % 3 != 0) continue;
         lla_forward_args bent;
         std::memcpy(&bent, &legal, sizeof bent);
         std::memcpy(reinterpret_cast<char*>(&bent) + at, &word, 4);
@@ -251,7 +271,7 @@ TEST(Extremes, OverlapAgreesWithAMapOfBytes) {
   std::mt19937 random(3);
   static uint8_t memory[4096];
   int overlapping = 0, apart = 0;
-  for (int i = 0; i < (reduced() ? 20000 : 100000); ++i) {
+  for (int i = 0; i < (reduced() ? 10000 : 100000); ++i) {
     const auto make = [&] {
       lla_tensor t{};
       t.dtype = random() % 2 ? LLA_F32 : LLA_BF16;
@@ -287,8 +307,8 @@ TEST(Extremes, OverlapAgreesWithAMapOfBytes) {
     ASSERT_EQ(core::overlap(b, a), want);
     ++(want ? overlapping : apart);
   }
-  EXPECT_GT(overlapping, 1000);
-  EXPECT_GT(apart, 1000);
+  EXPECT_GT(overlapping, 500);
+  EXPECT_GT(apart, 500);
 }
 
 }  // namespace

@@ -47,6 +47,7 @@ std::vector<double> by_position(const std::vector<T>& section, int64_t heads, in
 TEST_P(Faults, RowsBehindTheLastSequenceAreZeroAndNeverRead) {
   constexpr int64_t kQueries = 70, kKeys = 90, kPaddedQueries = 133, kPaddedKeys = 97;
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    if (reduced() && dtype != DType::f32) continue;
     for (const RidgeShape ridge :
          {RidgeShape::scalar, RidgeShape::head, RidgeShape::token, RidgeShape::dimension, RidgeShape::none}) {
       Spec exact = self_attention(kQueries, 8, 4);
@@ -132,6 +133,7 @@ TEST_P(Faults, AWindowLongerThanTheSequencesIsNone) {
       for (const int64_t size : {length_q + length_k, int64_t{INT32_MAX} - 1, int64_t{INT32_MAX}, int64_t{1} << 32,
                                  int64_t{1} << 62, kLongest - 100, kLongest}) {
         for (const bool left : {true, false}) {
+          if (reduced() && (size == kLongest) != left) continue;
           Spec windowed = spec;
           (left ? windowed.options.window_left : windowed.options.window_right) = size;
           SCOPED_TRACE(windowed.text());
@@ -266,7 +268,7 @@ TEST(Threads, MayChangeBetweenTheQuestionAndTheCall) {
       args.options.cached_weights_limit = limit;
       for (const int asked : {1, 2, 3, 5, 8, 17, 64, 1024}) {
         for (const int called : {1, 2, 3, 5, 8, 17, 64, 1024}) {
-          if (reduced() && called > 8) continue;
+          if (reduced() && (asked % 3 == 2 || called % 3 == 2 || called > 8)) continue;
           ASSERT_EQ(lla_set_num_threads(asked), LLA_OK);
           const Workspace workspace(args);
           ASSERT_EQ(lla_set_num_threads(called), LLA_OK);

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "lla/lla.hpp"
+#include "support/run.hpp"
 
 #if defined(__SANITIZE_THREAD__)
 constexpr bool kForksAllowed = false;  // the sanitizer gives up in a forked child that starts threads
@@ -120,12 +121,14 @@ int run_probe(const std::string& what, const char* threads = nullptr) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
+const int kChildren = lla::test::reduced() ? 6 : 25;
+
 // ---- tests ---------------------------------------------------------------------------------------------------------
 
 TEST(Exit, CallsFromStaticDestructors) { EXPECT_EQ(run_probe("static"), 0); }
 
 TEST(Exit, ThreadsThatStillCompute) {
-  for (int i = 0; i < 5; ++i) EXPECT_EQ(run_probe("threads"), 0);
+  for (int i = 0; i < (lla::test::reduced() ? 2 : 5); ++i) EXPECT_EQ(run_probe("threads"), 0);
 }
 
 TEST(Unload, ThreadsOutliveTheLibrary) { EXPECT_EQ(run_probe("unload"), 0); }
@@ -156,7 +159,7 @@ TEST(Fork, ChildrenCompute) {
   for (const int threads : {4, 8}) {
     lla_set_num_threads(threads);
     const Call call;
-    for (int i = 0; i < 25; ++i) {
+    for (int i = 0; i < kChildren; ++i) {
       ASSERT_EQ(call.run(), LLA_OK) << lla_last_error();  // leaves the pool's threads on their way to sleep
       const std::vector<float> want = call.o;
       ASSERT_EQ(run_child(call, want), 0) << "child " << i;
@@ -180,7 +183,7 @@ TEST(Fork, ChildrenComputeWhateverTheParentWasDoing) {
       while (!stop) mine.run();
     });
   }
-  for (int i = 0; i < 25; ++i) ASSERT_EQ(run_child(call, want), 0) << "child " << i;
+  for (int i = 0; i < kChildren; ++i) ASSERT_EQ(run_child(call, want), 0) << "child " << i;
   stop = true;
   for (std::thread& t : busy) t.join();
   const pid_t child = fork();
