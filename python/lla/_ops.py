@@ -83,9 +83,8 @@ def _(grad_o, q, k, v, ridge, x, saved, cu_seqlens_q, cu_seqlens_k, max_seqlen_q
       info):
     _check_shapes(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k)
     inputs = ((need_dq, q), (need_dk, k), (need_dv, v), (need_dridge, x if ridge is None else ridge))
-    rows = q.numel() // q.shape[-1]
-    return (*(t.new_empty(t.shape if needed else (0,)) for needed, t in inputs),
-            q.new_empty((3, rows) if info else (0,), dtype=torch.int32))
+    gradients = tuple(t.new_empty(t.shape if needed else (0,)) for needed, t in inputs)
+    return *gradients, q.new_empty((3, q.numel() // q.shape[-1]) if info else (0,), dtype=torch.int32)
 
 
 @torch.library.register_fake("lla::plan")
@@ -240,17 +239,19 @@ def run_forward(args, save, info, report=None):
         raise_ours(error)
 
 
+def autocast_to(tensor, dtype):
+    eligible = tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
+    return tensor.to(dtype) if eligible and tensor.dtype != dtype else tensor
+
+
 def _register_autocast(library, device_type):
     """q, k, v and x go to autocast's type; the ridge stays in float32, where small values keep their digits."""
 
-    def cast(tensor, dtype):
-        eligible = tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
-        return tensor.to(dtype) if eligible and tensor.dtype != dtype else tensor
-
     def kernel(q, k, v, ridge, x, *rest):
         dtype = torch.get_autocast_dtype(device_type)
+        q, k, v, x = (autocast_to(t, dtype) for t in (q, k, v, x))
         with torch.autocast(device_type, enabled=False):
-            return forward(*(cast(t, dtype) for t in (q, k, v)), cast(ridge, torch.float32), cast(x, dtype), *rest)
+            return forward(q, k, v, autocast_to(ridge, torch.float32), x, *rest)
 
     library.impl("forward", kernel, f"Autocast{device_type.upper()}")
 

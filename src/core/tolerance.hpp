@@ -20,7 +20,9 @@ constexpr double default_tolerance(DType dtype) {
 
 // Conjugate gradients with rounded directions need up to 3.6 D iterations on normalised keys where exact ones need 1.4
 // D.
-constexpr int default_max_iterations(int64_t dim) { return static_cast<int>(std::max<int64_t>(64, 4 * dim)); }
+constexpr int default_max_iterations(int64_t dim) {
+  return static_cast<int>(std::clamp<int64_t>(4 * dim, 64, INT32_MAX));
+}
 
 // Sizes of a row's solution x so far (in the backward y), from which the rule knows what a residual does to the result.
 struct SolveSizes {

@@ -20,7 +20,8 @@ HWY_BEFORE_NAMESPACE();
 namespace lla::cpu {
 namespace HWY_NAMESPACE {
 
-// From this |center| on double pays: below, the error of the difference is about 1e-6 at most.
+// From this |center| on, in units of what the differences amount to, double pays: below, the error of a difference is
+// about 1e-6 at most.
 constexpr float kPreciseFrom = 16;
 
 // Conjugate gradients take a row's products in double where its mean key is long against its keys' spread and the
@@ -39,11 +40,14 @@ struct LaneCenters {
   HWY_ALIGN T precise[kPanel<T>];  // 1 for lanes whose products are taken in double, else 0
   const T* low;                    // what rounding took off u, or null; counts where products are taken in double
 
-  // Where there is a low part, its lanes are taken in double whatever their center.
-  void set(const T* u, const T* mean, int64_t channels, const T* low_part = nullptr, const bool* low_lanes = nullptr) {
+  // unit: lane by lane, what the differences amount to; 1 where none is given, as for E, which is compared with 1. Where
+  // there is a low part, its lanes are taken in double whatever their center.
+  void set_by_size(const T* u, const T* mean, int64_t channels, const T* unit = nullptr, const T* low_part = nullptr,
+                   const bool* low_lanes = nullptr) {
     lane_dots(u, mean, channels, native);
     for (int64_t l = 0; l < kPanel<T>; ++l) {
-      const bool counts = std::abs(native[l]) > kPreciseFrom || (low_part && low_lanes[l]);
+      const T from = static_cast<T>(kPreciseFrom) * (unit ? unit[l] : T{1});
+      const bool counts = std::abs(native[l]) > from || (low_part && low_lanes[l]);
       precise[l] = sizeof(T) == 4 && counts ? T{1} : T{0};
     }
     low = low_part;
@@ -88,16 +92,15 @@ template <class T>
 struct RowCenters {
   static constexpr const T* low = nullptr;
   const T* native;
+  const T* precise;
   const double* wide;
 
   bool any_precise(int64_t rows) const {
-    return sizeof(T) == 4 && std::any_of(native, native + rows, [](T c) { return std::abs(c) > kPreciseFrom; });
+    return sizeof(T) == 4 && std::any_of(precise, precise + rows, [](T x) { return x != 0; });
   }
   HWY_INLINE Vec<T> at(int64_t row, int64_t) const { return splat(native[row]); }
   HWY_INLINE Vec<double> wide_at(int64_t row, int64_t) const { return splat(wide[row]); }
-  HWY_INLINE auto precise_at(int64_t row, int64_t) const {
-    return hn::Gt(hn::Abs(splat(native[row])), splat(static_cast<T>(kPreciseFrom)));
-  }
+  HWY_INLINE auto precise_at(int64_t row, int64_t) const { return hn::Gt(splat(precise[row]), hn::Zero(Tag<T>())); }
 };
 
 // to[j] = grouped row j . vector - center, for rows [lo, hi) and on to the end of a register block of grouped_product:
