@@ -89,7 +89,7 @@ TEST(MeasureCost, SeesWhatIsTouchedAndNotWhatWasThereBefore) {
 TEST(Claims, NaiveMemoryIsQuadraticAndBlockwiseIsNot) {
   const Scratch scratch;
   MemoryRun request;
-  request.dim = 32;
+  request.dims = {32};
   request.lengths = {256, 512, 1024, 2048};
   request.limit_bytes = 300e6;  // n = 2048 would need 540 MB
   request.out = scratch.path;
