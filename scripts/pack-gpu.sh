@@ -26,5 +26,5 @@ pack "$build/bin/lla" lla
 [ "$packed" -gt 0 ] || { echo "nothing to pack: build gpu_test or lla in $build first" >&2; exit 1; }
 pack "$racecheck/bin/gpu_test" gpu_test_racecheck
 install -m 644 tests/golden/golden.bin "$target/"
-install -m 755 scripts/check-gpu.sh "$target/"
+install -m 755 scripts/check-gpu.sh scripts/reproduce-gpu.sh "$target/"
 echo "$target: $(ls "$target" | tr '\n' ' ')"
