@@ -33,9 +33,17 @@ run memory memory --paper --device cuda --seconds 0.15 --out memory
 run regression-ridges regression --study ridges --sequences "${SEQUENCES:-1000}" --device cuda --out regression-ridges
 run regression-queries regression --study queries --sequences "${SEQUENCES:-1000}" --device cuda --out regression-queries
 run regression-kernels regression --study kernels --sequences "${SEQUENCES:-1000}" --device cuda --out regression-kernels
+# Accuracy by data kind, for docs/benchmarks/peers.md (n = 2048, bf16).
+mkdir -p accuracy
+for kind in randn aniso self cluster; do
+  for ridge in 10 1 0.1 0.01; do
+    "$lla" bench forward --device cuda --dim 64 --dim 128 --length 2048 --heads 8 --kind $kind --ridge $ridge --seconds 0.01 \
+      --json "accuracy/$kind-$ridge.json" >> accuracy.log 2>&1 || failed=1
+  done
+done
 
 rm -f ./*/curves.csv  # results.json holds the same numbers
 tar czf regression.tar.gz regression regression.log info.log
-tar czf studies.tar.gz memory regression-ridges regression-queries regression-kernels check-cpu check-cuda ./*.log
+tar czf studies.tar.gz accuracy memory regression-ridges regression-queries regression-kernels check-cpu check-cuda ./*.log
 ls -l regression.tar.gz studies.tar.gz
 exit $failed

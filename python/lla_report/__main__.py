@@ -4,12 +4,15 @@ DIR holds a results.json, or folders that do. Figures and page are rebuilt from 
 import pathlib
 import sys
 
-from . import memory, rates, regression, solver
+from . import capacity, interpolation, iterations, lemmas, memory, rates, regression, solver, studies
 from .page import render
 from .records import Results
 from .style import write
 
-SECTIONS = {"regression": regression.section, "rates": rates.section, "memory": memory.section, "solver": solver.section}
+# By task, in the page's order.
+SECTIONS = {"interpolation": interpolation.section, "regression": regression.section, "regression-ridges": studies.ridges,
+            "regression-kernels": studies.kernels, "regression-queries": studies.queries, "capacity": capacity.section, "rates": rates.section,
+            "lemmas": lemmas.section, "memory": memory.section, "solver": solver.section, "iterations": iterations.section}
 
 
 def find(directory):
