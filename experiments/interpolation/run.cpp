@@ -32,7 +32,7 @@ double rms_error(const std::vector<double>& at, const std::vector<double>& y) {
 
 }  // namespace
 
-double front_target(double x) { return std::sin(3 * x) + 0.5 * x * x + 0.7 * x; }
+double front_target(double x) { return 2 * x * x + 0.8 * std::sin(3 * x); }
 
 Fitted fit(const std::vector<double>& x, const std::vector<double>& y, const std::vector<double>& at, double bandwidth,
            double ridge) {
@@ -59,7 +59,7 @@ bool run(const InterpolationRun& request, const Progress& progress) {
                          {"observations", request.observations},
                          {"noise", request.noise},
                          {"bandwidth", request.bandwidth},
-                         {"target", "sin(3x) + x^2/2 + 0.7x on [-1, 1]"},
+                         {"target", "2x^2 + 0.8 sin(3x) on [-1, 1]"},
                          {"weights", "exp(-(x - x')^2 / (2 bandwidth^2))"}};
   Results results(request.out, "interpolation", settings, request.command);
   if (!results.records().empty()) return true;

@@ -12,15 +12,15 @@
 namespace lla::experiments {
 
 struct InterpolationRun {
-  int observations = 60;
+  int observations = 80;
   double noise = 0.15;
-  double bandwidth = 0.2;  // of the front figure and of the walk's end; weights exp(-(x - x')^2 / (2 bandwidth^2))
+  double bandwidth = 0.15; // of the front figure and of the walk's end; weights exp(-(x - x')^2 / (2 bandwidth^2))
   uint64_t seed = 1;
   fs::path out;
   std::string command;
 };
 
-// The function on [-1, 1]: curved, and steep at both ends.
+// The function on [-1, 1]: curved, and steep at its left end.
 double front_target(double x);
 
 // Fits at the points of `at` by the library. bandwidth = infinity: equal weights, one affine fit for all of them.

@@ -15,11 +15,18 @@ SECTIONS = {"interpolation": interpolation.section, "regression": regression.sec
             "lemmas": lemmas.section, "memory": memory.section, "solver": solver.section, "iterations": iterations.section}
 
 
+SUMMARISED = ("rates", "lemmas", "memory")  # at the end of a run
+
+
+def finished(results):
+    return bool(results.records) and (bool(results.summary) or results.task not in SUMMARISED)
+
+
 def find(directory):
     """The results in a directory or right below it, in the page's order."""
     places = [directory] + sorted(p for p in directory.iterdir() if p.is_dir())
     found = [Results(p) for p in places if (p / "results.json").is_file()]
-    return sorted((r for r in found if r.records), key=lambda r: list(SECTIONS).index(r.task))
+    return sorted((r for r in found if finished(r)), key=lambda r: list(SECTIONS).index(r.task))
 
 
 def main():

@@ -22,7 +22,7 @@ def draw_front(results, view):
     axis.set_xlabel("key")
     axis.set_ylabel("value")
     axis.set_xlim(-1.02, 1.02)
-    legend_below(fig, handles, ["the function"] + [label for _, label, _ in FITS], 2 if view.narrow else 4)
+    legend_below(fig, handles, ["the function"] + [label for _, label, _ in FITS], 2)
     return fig
 
 

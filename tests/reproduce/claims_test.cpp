@@ -7,6 +7,7 @@
 
 #include "memory/peak.hpp"
 #include "memory/run.hpp"
+#include "rates/lemmas.hpp"
 #include "rates/run.hpp"
 #include "regression/run.hpp"
 #include "scratch.hpp"
@@ -70,6 +71,23 @@ TEST(Claims, RatesLieInTheirIntervals) {
     // An interval that holds everything would say nothing; the plain line is near the theory as well.
     EXPECT_LT(s["high"].get<double>() - s["low"].get<double>(), 0.8) << s;
     EXPECT_NEAR(s["plain_slope"].get<double>(), s["theory"].get<double>(), 0.08) << s;
+  }
+}
+
+// In one dimension, where the scatter is small: the exponents of the lemmas, plainly fitted.
+TEST(Claims, LemmasHoldInOneDimension) {
+  const Scratch scratch;
+  LemmasRun request;
+  request.dims = {1};
+  request.sizes = {5000, 20000};
+  request.repetitions = 3;
+  request.out = scratch.path;
+  ASSERT_TRUE(run(request, {}));
+  const Json file = read_results(scratch.path / kResultsName);
+  ASSERT_EQ(file["summary"]["slopes"].size(), 6u);
+  for (const Json& s : file["summary"]["slopes"]) {
+    const double theory = s["theory"];
+    EXPECT_NEAR(s["plain_slope"].get<double>(), theory, 0.08 * theory + 0.08) << s;
   }
 }
 
