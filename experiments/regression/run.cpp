@@ -226,6 +226,10 @@ RunSummary run(const RegressionRun& request, const Progress& progress) {
     before += cost(setting);
     progress.report(before / total, label);
   }
+  if (request.task != "regression") {  // a study is read as a whole
+    results.set_summary("finished", true);
+    results.write();
+  }
   std::error_code ignored;
   fs::remove(request.out / "partial", ignored);  // stays when another run left something in it
   summary.finished = true;

@@ -15,7 +15,7 @@ SECTIONS = {"interpolation": interpolation.section, "regression": regression.sec
             "lemmas": lemmas.section, "memory": memory.section, "solver": solver.section, "iterations": iterations.section}
 
 
-SUMMARISED = ("rates", "lemmas", "memory")  # at the end of a run
+SUMMARISED = ("rates", "lemmas", "memory", "regression-ridges", "regression-kernels", "regression-queries")  # at the end of a run
 
 
 def finished(results):
