@@ -156,7 +156,8 @@ DeviceCost measure_on_device(DeviceMemory& memory, const DeviceCase& c, bool run
     cost.ran = true;
     cost.head = call.output_head();
   }
-  cost.peak_bytes = static_cast<double>(before) - static_cast<double>(least);
+  // The device counts in large units: what is smaller than one may cost it nothing, and then counts as asked for.
+  cost.peak_bytes = std::max(*need, static_cast<double>(before) - static_cast<double>(least));
   return cost;
 }
 
