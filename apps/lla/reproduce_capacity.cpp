@@ -7,6 +7,7 @@
 
 #include "capacity/run.hpp"
 #include "commands.hpp"
+#include "numbers.hpp"
 #include "reproduce.hpp"
 
 namespace lla::app {
@@ -31,8 +32,10 @@ int run(Options o) {
   }
   if (!finished) return finish(o.common.out, false);
   const auto file = experiments::read_results(o.run.out / experiments::kResultsName);
-  fmt::print("Squared error at a stored key, relative to |v|^2\n\n{:>4} {:>10} {:>6} {:>10} {:>10} {:>12} {:>10} {:>10} {:>10}\n",
-             "d", "keys", "pairs", "linear", "its bias", "interference", "softmax", "MesaNet", "LLA");
+  fmt::print(
+      "Squared error at a stored key, relative to |v|^2\n\n{:>4} {:>10} {:>6} {:>10} {:>10} {:>12} {:>10} {:>10} "
+      "{:>10}\n",
+      "d", "keys", "pairs", "linear", "its bias", "interference", "softmax", "MesaNet", "LLA");
   for (const auto& r : file["records"]) {
     fmt::print("{:>4} {:>10} {:>6}", r["d"].get<int>(), r["normalised"].get<bool>() ? "normalised" : "Gaussian",
                r["pairs"].get<int>());
@@ -48,14 +51,15 @@ int run(Options o) {
 void add_reproduce_capacity(CLI::App& reproduce, int& exit_code) {
   auto o = std::make_shared<Options>();
   CLI::App* command = reproduce.add_subcommand(
-      "capacity", "Retrieval error at a stored key against the number of pairs: linear attention, softmax, MesaNet, LLA");
+      "capacity",
+      "Retrieval error at a stored key against the number of pairs: linear attention, softmax, MesaNet, LLA");
   add_common_options(*command, o->common, "out/capacity", false);
   command->add_flag("--quick", o->quick, "Up to 256 pairs, fewer repetitions");
-  command->add_option("--d", o->run.dims, "Dimension; repeatable")->capture_default_str()->check(CLI::Range(2, 256));
-  command->add_option("--ridge", o->run.ridge, "LLA's ridge")->capture_default_str()->check(CLI::NonNegativeNumber);
+  command->add_option("--d", o->run.dims, "Dimension; repeatable")->capture_default_str()->check(whole_number(2, 256));
+  command->add_option("--ridge", o->run.ridge, "LLA's ridge")->capture_default_str()->check(number_from(0));
   command->add_option("--mesa-ridge", o->run.mesa_ridge, "MesaNet's ridge")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(number_above(0));
   command->callback([o, &exit_code] { exit_code = run(*o); });
 }
 

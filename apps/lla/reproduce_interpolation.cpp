@@ -5,8 +5,9 @@
 
 #include <fmt/core.h>
 
-#include "interpolation/run.hpp"
 #include "commands.hpp"
+#include "interpolation/run.hpp"
+#include "numbers.hpp"
 #include "reproduce.hpp"
 
 namespace lla::app {
@@ -28,8 +29,8 @@ int run(Options o) {
   }
   if (!finished) return finish(o.common.out, false);
   const auto file = experiments::read_results(o.run.out / experiments::kResultsName);
-  fmt::print("Root mean squared distance from the function\n\n{:<16} {:>10} {:>10} {:>8}\n", "fit", "bandwidth", "ridge",
-             "error");
+  fmt::print("Root mean squared distance from the function\n\n{:<16} {:>10} {:>10} {:>8}\n", "fit", "bandwidth",
+             "ridge", "error");
   const auto text = [](const experiments::Json& x) {
     return x.is_string() ? x.get<std::string>() : fmt::format("{:g}", x.get<double>());
   };
@@ -46,17 +47,18 @@ int run(Options o) {
 void add_reproduce_interpolation(CLI::App& reproduce, int& exit_code) {
   auto o = std::make_shared<Options>();
   CLI::App* command = reproduce.add_subcommand(
-      "interpolation", "Global linear, local constant and local linear fits of one function, and the walk between them");
+      "interpolation",
+      "Global linear, local constant and local linear fits of one function, and the walk between them");
   add_common_options(*command, o->common, "out/interpolation", false);
   command->add_option("--observations", o->run.observations, "Number of them")
       ->capture_default_str()
-      ->check(CLI::Range(4, 100000));
+      ->check(whole_number(4, 100000));
   command->add_option("--noise", o->run.noise, "Standard deviation of the noise")
       ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+      ->check(number_from(0));
   command->add_option("--bandwidth", o->run.bandwidth, "Of the local fits")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(number_above(0));
   command->callback([o, &exit_code] { exit_code = run(*o); });
 }
 

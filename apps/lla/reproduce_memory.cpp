@@ -7,6 +7,7 @@
 
 #include "commands.hpp"
 #include "memory/run.hpp"
+#include "numbers.hpp"
 #include "reproduce.hpp"
 
 namespace lla::app {
@@ -45,8 +46,9 @@ int run(Options o) {
     const std::string time = r["ran"].get<bool>()    ? fmt::format("{:.4f}", r["seconds"].get<double>())
                              : r["fits"].get<bool>() ? "not run"
                                                      : "too large";
-    fmt::print("{:>10}  {:<10} {:>5} {:>4} {:>6} {:>12} {:>10}\n", r["n"].get<int64_t>(), r["method"].get<std::string>(),
-               r["dtype"].get<std::string>(), r["d"].get<int>(), r["batch"].get<int64_t>(), mib, time);
+    fmt::print("{:>10}  {:<10} {:>5} {:>4} {:>6} {:>12} {:>10}\n", r["n"].get<int64_t>(),
+               r["method"].get<std::string>(), r["dtype"].get<std::string>(), r["d"].get<int>(),
+               r["batch"].get<int64_t>(), mib, time);
   }
   fmt::print("\nExponents of n\n");
   for (const auto& e : file["summary"]["exponents"]) {
@@ -66,10 +68,12 @@ void add_reproduce_memory(CLI::App& reproduce, int& exit_code) {
   add_common_options(*command, o->common, "out/memory", true);
   command->add_flag("--quick", o->quick, "Lengths up to 4096");
   command->add_flag("--paper", o->paper, "On a GPU: d = 64 and 128, batches of 1, 4 and 16 heads, bf16 and f32");
-  command->add_option("--d", o->run.dims, "Head dimension; repeatable")->capture_default_str()->check(CLI::Range(1, 256));
+  command->add_option("--d", o->run.dims, "Head dimension; repeatable")
+      ->capture_default_str()
+      ->check(whole_number(1, 256));
   command->add_option("--batch", o->run.batches, "Heads at once; repeatable; above 1 on a GPU only")
       ->capture_default_str()
-      ->check(CLI::Range(1, 1024));
+      ->check(whole_number(1, 1024));
   command->add_option("--dtype", o->run.dtypes, "Of the inputs; repeatable; bf16 on a GPU only")
       ->capture_default_str()
       ->check(CLI::IsMember({"f32", "bf16"}));
@@ -77,10 +81,10 @@ void add_reproduce_memory(CLI::App& reproduce, int& exit_code) {
       ->add_option("--seconds", o->run.limit_seconds,
                    "On a GPU: calls expected to take longer are not made, only their memory is taken")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
-  command->add_option("--ridge", o->run.ridge, "LLA's ridge")->capture_default_str()->check(CLI::NonNegativeNumber);
+      ->check(number_above(0));
+  command->add_option("--ridge", o->run.ridge, "LLA's ridge")->capture_default_str()->check(number_from(0));
   command->add_option("--limit", o->limit_gib, "GiB the naive method may use; default half of what is available")
-      ->check(CLI::PositiveNumber);
+      ->check(number_above(0));
   command->callback([o, &exit_code] { exit_code = run(*o); });
 }
 

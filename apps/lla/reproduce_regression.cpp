@@ -9,6 +9,7 @@
 #include <fmt/core.h>
 
 #include "commands.hpp"
+#include "numbers.hpp"
 #include "regression/run.hpp"
 #include "regression/timing.hpp"
 #include "reproduce.hpp"
@@ -144,7 +145,8 @@ int run(Options o) {
     experiments::write_timing(request.out, summary);
     fmt::print("\n{:.1f} s, {:.0f} % of it inside the models", summary.seconds,
                100 * summary.model_seconds / summary.seconds);
-    if (request.device == experiments::Device::cuda) fmt::print("; waited {:.1f} s for the GPU", summary.waited_seconds);
+    if (request.device == experiments::Device::cuda)
+      fmt::print("; waited {:.1f} s for the GPU", summary.waited_seconds);
     fmt::print("\n");
   }
   return finish(o.common.out, true);
@@ -167,18 +169,23 @@ void add_reproduce_regression(CLI::App& reproduce, int& exit_code) {
       ->check(CLI::IsMember({"ridges", "kernels", "queries"}));
   const std::vector<int> dims(experiments::kPaperDims.begin(), experiments::kPaperDims.end());
   const std::vector<int> segments(experiments::kPaperSegments.begin(), experiments::kPaperSegments.end());
-  command->add_option("--d", o->dims, "Dimension; repeatable; default all")->check(CLI::IsMember(dims));
+  command->add_option("--d", o->dims, "Dimension; repeatable; default all")
+      ->check(whole_number(1, 256))
+      ->check(CLI::IsMember(dims));
   command->add_option("--segment", o->segments, "Segment length; repeatable; default all")
+      ->check(whole_number(1, 1024))
       ->check(CLI::IsMember(segments));
   command->add_option("--sequences", o->sequences, "Sequences per setting; default 1,000, quick 128, paper 10,000")
-      ->check(CLI::Range(1, 1 << 30));
-  command
-      ->add_option("--ridge", o->ridges, "LLA's ridge, relative to weights that sum to one; repeatable for a sweep")
+      ->check(whole_number(1, 1 << 30));
+  command->add_option("--ridge", o->ridges, "LLA's ridge, relative to weights that sum to one; repeatable for a sweep")
+      ->check(number_from(0))
       ->capture_default_str();
   command->add_option("--mesa-ridge", o->mesa_ridges, "MesaNet's ridge, on the plain sum of k k'; repeatable")
+      ->check(number_above(0))
       ->capture_default_str();
-  command->add_option("--scale", o->scales, "Of the logits; repeatable; default 1/sqrt(d)");
+  command->add_option("--scale", o->scales, "Of the logits; repeatable; default 1/sqrt(d)")->check(number_above(0));
   command->add_option("--noise", o->noises, "Standard deviation of the values' noise; repeatable")
+      ->check(number_from(0))
       ->capture_default_str();
   command
       ->add_option("--kernel", o->kernels,
@@ -189,6 +196,7 @@ void add_reproduce_regression(CLI::App& reproduce, int& exit_code) {
   command
       ->add_option("--query-noise", o->query_noises,
                    "Queries sqrt(1 - r^2) k + r z with a fresh z, to be answered with A q; r from 0 to 1; repeatable")
+      ->check(number_from(0))
       ->check(CLI::Range(0.0, 1.0));
   command->add_option("--implementation", o->implementation,
                       "Of the attention (lla info lists them); default the library's choice");

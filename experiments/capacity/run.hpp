@@ -1,5 +1,5 @@
-// `lla reproduce capacity`: the paper's retrieval error. n random pairs are stored, every one is asked for at its own key
-// q = k_j, and the squared error of the answer is compared with |v|^2.
+// `lla reproduce capacity`: the paper's retrieval error. n random pairs are stored, every one is asked for at its own
+// key q = k_j, and the squared error of the answer is compared with |v|^2.
 #pragma once
 
 #include <string>

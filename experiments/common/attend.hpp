@@ -27,8 +27,8 @@ template <class T>
 Attended<T> attend(const AttendArgs<T>&);
 
 // Keys and queries (rows, d) with one more coordinate, |k|^2 and -1/2: with them the library's weights are the RBF
-// kernel's, exp(-scale |q - k|^2 / 2), but for a factor all keys share. An infinite ridge keeps the coordinate out of the
-// fit.
+// kernel's, exp(-scale |q - k|^2 / 2), but for a factor all keys share. An infinite ridge keeps the coordinate out of
+// the fit.
 template <class T>
 void extend_for_rbf(int64_t rows, int64_t d, const T* from, bool keys, T* to);
 

@@ -19,7 +19,8 @@ struct Step {
 
 // First the weights become local, then the slope is taken away.
 std::vector<Step> walk(double end) {
-  return {{kInfinity, 1e-9}, {1.0, 1e-9}, {0.5, 1e-9}, {end, 1e-9}, {end, 0.01}, {end, 0.03}, {end, 0.1}, {end, kInfinity}};
+  return {{kInfinity, 1e-9}, {1.0, 1e-9}, {0.5, 1e-9}, {end, 1e-9},
+          {end, 0.01},       {end, 0.03}, {end, 0.1},  {end, kInfinity}};
 }
 
 Json or_infinite(double x) { return std::isinf(x) ? Json("infinite") : Json(x); }
@@ -76,8 +77,14 @@ bool run(const InterpolationRun& request, const Progress& progress) {
   }
   const auto record = [&](const char* kind, const char* name, double bandwidth, double ridge, const auto& xs,
                           const auto& ys, const Json& error) {
-    results.add({{"task", "interpolation"}, {"kind", kind}, {"name", name}, {"bandwidth", or_infinite(bandwidth)},
-                 {"ridge", or_infinite(ridge)}, {"rms_error", error}, {"x", xs}, {"y", ys}});
+    results.add({{"task", "interpolation"},
+                 {"kind", kind},
+                 {"name", name},
+                 {"bandwidth", or_infinite(bandwidth)},
+                 {"ridge", or_infinite(ridge)},
+                 {"rms_error", error},
+                 {"x", xs},
+                 {"y", ys}});
   };
   record("data", "observations", 0, 0, x, y, Json());
   record("data", "truth", 0, 0, at, truth, 0);

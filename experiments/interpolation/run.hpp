@@ -14,7 +14,7 @@ namespace lla::experiments {
 struct InterpolationRun {
   int observations = 80;
   double noise = 0.15;
-  double bandwidth = 0.15; // of the front figure and of the walk's end; weights exp(-(x - x')^2 / (2 bandwidth^2))
+  double bandwidth = 0.15;  // of the front figure and of the walk's end; weights exp(-(x - x')^2 / (2 bandwidth^2))
   uint64_t seed = 1;
   fs::path out;
   std::string command;

@@ -19,10 +19,10 @@ struct DeviceCase {
 };
 
 struct DeviceCost {
-  bool fits = false;      // inputs, output and working set could be allocated
+  bool fits = false;  // inputs, output and working set could be allocated
   bool ran = false;
   double seconds = 0;
-  double peak_bytes = 0;  // above inputs and output: measured where it fits, else what it asks for
+  double peak_bytes = 0;    // above inputs and output: measured where it fits, else what it asks for
   std::vector<float> head;  // the output's first rows, where it ran
 };
 

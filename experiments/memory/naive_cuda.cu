@@ -159,7 +159,8 @@ __global__ void output_kernel(int64_t n, int d, float ridge, const T* weights, c
 }
 
 void check(cudaError_t error) {
-  if (error != cudaSuccess) throw std::runtime_error(std::string("CUDA: the naive form failed: ") + cudaGetErrorString(error));
+  if (error != cudaSuccess)
+    throw std::runtime_error(std::string("CUDA: the naive form failed: ") + cudaGetErrorString(error));
 }
 
 template <class T>

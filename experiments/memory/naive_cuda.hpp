@@ -1,5 +1,5 @@
-// The naive form on a GPU: weights (n, n) and differences k_j - q_i (n, n, d) in the inputs' type, one fp32 matrix (d, d)
-// per query, each for every sequence of the batch. What blockwise computation is measured against there.
+// The naive form on a GPU: weights (n, n) and differences k_j - q_i (n, n, d) in the inputs' type, one fp32 matrix (d,
+// d) per query, each for every sequence of the batch. What blockwise computation is measured against there.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,7 @@
 // `lla reproduce lemmas`: what the propositions are made of, measured with the library's own call. Squared bias of the
 // local constant and the local linear estimate against the bandwidth, integrated over the ball and at its boundary, and
-// variance against 1/(n h^d). The kernel is Gaussian, exp(-|u|^2 / (2 h^2)), the library's; the proofs take a compact one.
+// variance against 1/(n h^d). The kernel is Gaussian, exp(-|u|^2 / (2 h^2)), the library's; the proofs take a compact
+// one.
 #pragma once
 
 #include <string>

@@ -132,8 +132,8 @@ void Attention::start(const Batch& batch, const std::vector<double>& ridges, int
       const auto compare = [&](const float* output, int64_t stride, size_t series) {
         double* errors = device + error_offset(strict, series, 0);
         if (cuda) {
-          device_squared_errors(memory_, {batch.count, length - o.first, d, output, stride,
-                                          target_data_ + o.first * d, length * d, errors + o.first, length});
+          device_squared_errors(memory_, {batch.count, length - o.first, d, output, stride, target_data_ + o.first * d,
+                                          length * d, errors + o.first, length});
           return;
         }
         parallel_for(batch.count, threads, [&](int64_t b, int) {

@@ -1,6 +1,6 @@
-// Errors of LLA and softmax attention on a batch of sequences, by the library: softmax attention is the mean value v̄ the
-// forward pass saves for the backward pass, so it costs nothing beside LLA. On a GPU the errors are summed there, and
-// everything is enqueued: the host makes the next batch meanwhile.
+// Errors of LLA and softmax attention on a batch of sequences, by the library: softmax attention is the mean value v̄
+// the forward pass saves for the backward pass, so it costs nothing beside LLA. On a GPU the errors are summed there,
+// and everything is enqueued: the host makes the next batch meanwhile.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +53,8 @@ class Attention {
   int64_t dim_;  // of the keys the library sees
   Batch batch_{};
   size_t series_ = 0;
-  const float *k_data_ = nullptr, *q_data_ = nullptr, *v_data_ = nullptr, *target_data_ = nullptr, *ridge_data_ = nullptr;
+  const float *k_data_ = nullptr, *q_data_ = nullptr, *v_data_ = nullptr, *target_data_ = nullptr,
+              *ridge_data_ = nullptr;
   DeviceBuffer k_, q_, v_, target_, o_, saved_, ridge_, workspace_, device_errors_;
   DeviceBuffer host_k_, host_q_, host_ridge_, host_errors_;
   const double* errors_ = nullptr;

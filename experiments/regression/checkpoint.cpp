@@ -1,5 +1,7 @@
 #include "regression/checkpoint.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include <fmt/core.h>
@@ -42,11 +44,17 @@ Sums read_checkpoint(const fs::path& path, const RegressionSetting& setting, siz
   Sums sums(setting.length, series);
   if (!fs::exists(path)) return sums;
   const Json file = read_json(path);
+  if (!file.is_object()) throw Failure(fmt::format("{} is not a checkpoint of this program", path.string()));
   const auto damaged = [&](const char* why) -> Failure {
     return Failure(fmt::format("the checkpoint {} {}; delete it to start this setting again", path.string(), why));
   };
-  if (file.value("schema_version", 0) != kSchemaVersion) throw damaged("has another schema version");
-  if (file.value("setting", Json()) != to_json(setting)) throw damaged("belongs to another setting");
+  const auto field = [&](const char* name) { return file.contains(name) ? file[name] : Json(); };
+  if (field("schema_version") != kSchemaVersion) throw damaged("has another schema version");
+  if (field("setting") != to_json(setting)) throw damaged("belongs to another setting");
+  const Json done = field("sequences_done");
+  if (!done.is_number_integer() || done < 0 || done > setting.sequences) {
+    throw damaged(fmt::format("has done {} of {} sequences", done.dump(-1, ' ', true), setting.sequences).c_str());
+  }
   try {
     file.at("sequences_done").get_to(sums.sequences);
     file.at("sums").get_to(sums.error);
@@ -56,7 +64,9 @@ Sums read_checkpoint(const fs::path& path, const RegressionSetting& setting, siz
   for (const auto& form : sums.error) {
     if (form.size() != series) throw damaged("is damaged");
     for (const auto& model : form) {
-      if (static_cast<int>(model.size()) != setting.length) throw damaged("is damaged");
+      const bool sums_of_squares =
+          std::all_of(model.begin(), model.end(), [](double e) { return e >= 0 && std::isfinite(e); });
+      if (static_cast<int>(model.size()) != setting.length || !sums_of_squares) throw damaged("is damaged");
     }
   }
   return sums;
@@ -82,6 +92,10 @@ std::vector<Json> to_records(const RegressionSetting& s, const std::vector<Serie
       std::vector<double> mse = sums.error[strict][i];
       for (double& e : mse) e /= static_cast<double>(sums.sequences);
       const double mean = std::accumulate(mse.begin(), mse.end(), 0.0) / static_cast<double>(mse.size());
+      if (!std::isfinite(mean)) {  // which no file could hold
+        throw Failure(fmt::format("the errors of {} are not finite at d {}, segment {}, ridge {}, scale {}, noise {}",
+                                  kModelNames[int(list[i].model)], s.d, s.segment, list[i].ridge, s.scale, s.noise));
+      }
       Json record = {{"task", "regression"}, {"strict", strict == 1}};
       record.update(identity(s, list[i]));
       record["mse"] = mse;

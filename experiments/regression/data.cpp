@@ -27,7 +27,8 @@ std::string problem_with(const RegressionSetting& s) {
     if (!(ridge >= 0) || !std::isfinite(ridge)) return fmt::format("ridge {} is not a finite number >= 0", ridge);
   }
   for (const double ridge : s.mesa_ridges) {
-    if (!(ridge > 0) || !std::isfinite(ridge)) return fmt::format("MesaNet's ridge {} is not a finite number > 0", ridge);
+    if (!(ridge > 0) || !std::isfinite(ridge))
+      return fmt::format("MesaNet's ridge {} is not a finite number > 0", ridge);
   }
   if (!(s.scale > 0) || !std::isfinite(s.scale)) return fmt::format("scale {} is not a finite number > 0", s.scale);
   if (!(s.noise >= 0) || !std::isfinite(s.noise)) return fmt::format("noise {} is not a finite number >= 0", s.noise);

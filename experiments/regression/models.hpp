@@ -1,6 +1,6 @@
-// The models that are not attention over a key cache. Each takes one sequence, (length, d) arrays, and writes the squared
-// error summed over the d outputs at every position, for both forms: `inclusive` lets position i see itself (the paper's
-// set-up), `strict` only what came before.
+// The models that are not attention over a key cache. Each takes one sequence, (length, d) arrays, and writes the
+// squared error summed over the d outputs at every position, for both forms: `inclusive` lets position i see itself
+// (the paper's set-up), `strict` only what came before.
 #pragma once
 
 #include <cstdint>

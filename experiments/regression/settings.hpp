@@ -28,14 +28,14 @@ struct RegressionSetting {
   int d = 64;
   int segment = 256;
   int sequences = 256;
-  std::vector<double> ridges{0.1};     // of LLA, relative to weights that sum to one (the paper's lambda is ridge * omega)
+  std::vector<double> ridges{0.1};  // of LLA, relative to weights that sum to one (the paper's lambda is ridge * omega)
   std::vector<double> mesa_ridges{1};  // of MesaNet, on the plain sum of k k': another scale
   double scale = 0.125;                // of the logits
   double noise = 0.1;                  // standard deviation of each component of the values' noise
   Kernel kernel = Kernel::dot;
-  bool qk_norm = false;                // keys of length sqrt(d), before the values are made from them
-  // Absent: the paper's q_i = k_i, to be answered with v_i. Given, rho: q_i = sqrt(1 - rho^2) k_i + rho z_i with a fresh
-  // z_i, mixed before the signs are folded in, to be answered with A_c q_i.
+  bool qk_norm = false;  // keys of length sqrt(d), before the values are made from them
+  // Absent: the paper's q_i = k_i, to be answered with v_i. Given, rho: q_i = sqrt(1 - rho^2) k_i + rho z_i with a
+  // fresh z_i, mixed before the signs are folded in, to be answered with A_c q_i.
   std::optional<double> query_noise{};
   uint64_t seed = 1;
 

@@ -117,7 +117,9 @@ std::array<double, kSteps.size()> RowSystem::errors(Method method, double ridge)
   for (int step = 1; step <= kSteps.back(); ++step) {
     if (method == Method::chebyshev) {
       // x_{k+1} = x_k + alpha p_k, p_{k+1} = r + beta p_k with the recurrences for the interval middle ± half.
-      const double beta = step == 1 ? 0 : step == 2 ? 0.5 * std::pow(half * previous, 2) : std::pow(half * previous / 2, 2);
+      const double beta = step == 1   ? 0
+                          : step == 2 ? 0.5 * std::pow(half * previous, 2)
+                                      : std::pow(half * previous / 2, 2);
       const double alpha = step == 1 ? 1 / middle : 1 / (middle - beta / previous);
       for (int64_t i = 0; i < d_; ++i) p[i] = r[i] + beta * p[i];
       const Vector ap = apply(p, ridge);

@@ -1,6 +1,6 @@
-// What a fixed number of iterations gives: the output's error after T steps of conjugate gradients, of conjugate gradients
-// with the matrix's diagonal as preconditioner, and of Chebyshev's iteration. In fp64, so that only the number of steps
-// counts (solver/row.hpp has the arithmetics).
+// What a fixed number of iterations gives: the output's error after T steps of conjugate gradients, of conjugate
+// gradients with the matrix's diagonal as preconditioner, and of Chebyshev's iteration. In fp64, so that only the
+// number of steps counts (solver/row.hpp has the arithmetics).
 #pragma once
 
 #include <array>
@@ -15,8 +15,8 @@ enum class Method { cg, diagonal, chebyshev };
 inline constexpr std::array<const char*, 3> kMethodNames = {"cg", "diagonal", "chebyshev"};
 inline constexpr std::array<int, 8> kSteps = {1, 2, 4, 8, 16, 32, 64, 128};
 
-// One query's system, dense: the centered matrix without the ridge, its right-hand side q - k̄, and the map from x to the
-// output, o = v̄ + C x.
+// One query's system, dense: the centered matrix without the ridge, its right-hand side q - k̄, and the map from x to
+// the output, o = v̄ + C x.
 class RowSystem {
  public:
   // The query sees keys [0, visible).

@@ -133,7 +133,7 @@ std::vector<Json> measure(const IterationsRun& run, const std::string& kind, con
 bool run(const IterationsRun& request, const Progress& progress) {
   std::vector<Head> layers;
   if (!request.layers.empty()) layers = trained(request.layers);
-  const Json settings = {{"seed", request.seed},       {"steps", kSteps},         {"ridges", request.ridges},
+  const Json settings = {{"seed", request.seed},           {"steps", kSteps},        {"ridges", request.ridges},
                          {"positions", request.positions}, {"heads", request.heads}, {"arithmetic", "fp64"}};
   Results results(request.out, "iterations", settings, request.command);
   const double total = double(std::size(data::kinds) * request.dims.size()) + 1;

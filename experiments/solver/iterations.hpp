@@ -1,4 +1,5 @@
-// `lla reproduce iterations`: error of the output against a fixed number of iterations, by data kind, ridge and dimension.
+// `lla reproduce iterations`: error of the output against a fixed number of iterations, by data kind, ridge and
+// dimension.
 #pragma once
 
 #include <string>

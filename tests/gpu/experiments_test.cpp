@@ -35,7 +35,8 @@ ex::Json regression(ex::Device device, const std::vector<ex::RegressionSetting>&
 
 // Every option of the data and both kernels; more sequences than two batches take.
 std::vector<ex::RegressionSetting> settings() {
-  ex::RegressionSetting plain{.length = 128, .d = 16, .segment = 32, .sequences = 1100, .ridges = {0.1, 1}, .scale = 0.25};
+  ex::RegressionSetting plain{
+      .length = 128, .d = 16, .segment = 32, .sequences = 1100, .ridges = {0.1, 1}, .scale = 0.25};
   ex::RegressionSetting rbf = plain, noisy = plain, normal = plain;
   rbf.kernel = ex::Kernel::rbf;
   noisy.query_noise = 0.3;

@@ -130,8 +130,9 @@ TEST(Attention, KernelsAgreeForNormalisedKeys) {
   for (const Kernel kernel : {Kernel::dot, Kernel::rbf}) {
     s.kernel = kernel;
     lla[int(kernel)].resize(k.size()), softmax[int(kernel)].resize(k.size());
-    Attention(*memory, s).outputs({1, k.data(), v.data(), k.data(), v.data()}, 0.1, false, lla[int(kernel)].data(),
-                                  softmax[int(kernel)].data());
+    Attention(*memory, s)
+        .outputs({1, k.data(), v.data(), k.data(), v.data()}, 0.1, false, lla[int(kernel)].data(),
+                 softmax[int(kernel)].data());
   }
   for (size_t i = 0; i < k.size(); ++i) {
     EXPECT_NEAR(lla[0][i], lla[1][i], 1e-3);

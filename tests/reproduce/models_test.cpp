@@ -18,8 +18,7 @@ struct Case {
   std::vector<float> k, v, q, target;
 
   Case(int length, int d, int segment, uint64_t seed, std::optional<double> query_noise = {}) {
-    setting = {
-        .length = length, .d = d, .segment = segment, .sequences = 1, .query_noise = query_noise, .seed = seed};
+    setting = {.length = length, .d = d, .segment = segment, .sequences = 1, .query_noise = query_noise, .seed = seed};
     for (auto* x : {&k, &v, &q, &target}) x->resize(size_t(length) * d);
     PiecewiseLinear(setting).generate(0, sequence());
   }
@@ -106,8 +105,8 @@ struct Shape {
   int length, d, segment;
   std::optional<double> noise;
 };
-const std::vector<Shape> kShapes = {{32, 4, 8, {}}, {96, 8, 24, {}}, {80, 24, 80, {}}, {64, 6, 64, {}}, {80, 8, 20, 0.3},
-                                    {64, 24, 64, 1.0}};
+const std::vector<Shape> kShapes = {{32, 4, 8, {}},  {96, 8, 24, {}},  {80, 24, 80, {}},
+                                    {64, 6, 64, {}}, {80, 8, 20, 0.3}, {64, 24, 64, 1.0}};
 
 TEST(MesaNet, AgainstPlainLoop) {
   for (const auto& [length, d, segment, noise] : kShapes) {
@@ -153,8 +152,7 @@ TEST(LinearAttention, AgainstPlainLoop) {
 TEST(RandomPredictor, HasTheErrorOfAnIndependentMap) {
   Case c(1024, 16, 1024, 3);
   std::vector<double> inclusive(1024), strict(1024);
-  random_errors(1024, 16, stream(c.setting, 0, Draw::predictor), c.sequence(),
-                {inclusive.data(), strict.data()});
+  random_errors(1024, 16, stream(c.setting, 0, Draw::predictor), c.sequence(), {inclusive.data(), strict.data()});
   EXPECT_EQ(inclusive, strict);
   std::vector<float> draws(1024 * 16);
   stream(c.setting, 0, Draw::predictor).normal(draws.data(), draws.size());

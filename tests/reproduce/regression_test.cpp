@@ -48,9 +48,9 @@ TEST(Regression, RecordsHaveTheDocumentedFields) {
   const Scratch scratch;
   ASSERT_TRUE(run(request(scratch, {small(8, 64, 2)}), {}).finished);
   const Json file = read_results(scratch.path / kResultsName);
-  const std::vector<std::string> expected = {"task",    "strict",      "d",         "segment", "model",
-                                             "ridge",   "scale",       "noise",     "kernel",  "qk_norm",
-                                             "query_noise", "sequences", "mse",     "mse_mean"};
+  const std::vector<std::string> expected = {"task",        "strict",    "d",     "segment", "model",
+                                             "ridge",       "scale",     "noise", "kernel",  "qk_norm",
+                                             "query_noise", "sequences", "mse",   "mse_mean"};
   for (const Json& r : file["records"]) {
     std::vector<std::string> names;
     for (const auto& [name, value] : r.items()) names.push_back(name);

@@ -111,7 +111,11 @@ TEST(FixedIterations, ReachTheSolutionInAsManyStepsAsDimensions) {
     EXPECT_GT(errors[0], 1e-3);
   }
   // After T steps, the same as the row solver that stops there (its tolerance never reached).
-  const RowOptions two{.form = Form::centered, .arithmetic = Arithmetic::f64, .scale = 0.25, .ridge = 0.1, .tolerance = 0,
+  const RowOptions two{.form = Form::centered,
+                       .arithmetic = Arithmetic::f64,
+                       .scale = 0.25,
+                       .ridge = 0.1,
+                       .tolerance = 0,
                        .max_iterations = 2};
   RowOptions many = two;
   many.tolerance = 1e-14, many.max_iterations = 200;
@@ -126,7 +130,8 @@ void write_npy(const fs::path& path, const std::string& type, const std::string&
   while ((10 + header.size() + 1) % 64 != 0) header += ' ';
   header += '\n';
   std::ofstream file(path, std::ios::binary);
-  file << std::string("\x93NUMPY\x01\x00", 8) << char(header.size() & 255) << char(header.size() >> 8) << header << data;
+  file << std::string("\x93NUMPY\x01\x00", 8) << char(header.size() & 255) << char(header.size() >> 8) << header
+       << data;
 }
 
 TEST(Npy, ReadsWhatItSaysAndRefusesTheRest) {
