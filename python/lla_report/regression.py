@@ -196,7 +196,8 @@ def found_fit(data):
         sentences.append(
             f"<strong>Strictly, without the answer among the data, little of that lead is left:</strong> LLA {number(strict['lla'])}, softmax "
             f"{number(strict['softmax'])}, MesaNet {number(strict['mesanet'])}. In the upper row LLA mostly reads the answer back from its "
-            "own key.")
+            "own key. (The paper's own caveat: as the dimension grows “it is less likely to do exact query q = k<sub>j</sub> as in this synthetic experiment”, "
+            "which limits “the potential advantages of both softmax attention and LLA”.)")
     s = data.main_segments[-1]
     first = []
     for strict, name in ((False, "in the paper's form"), (True, "strictly")):
