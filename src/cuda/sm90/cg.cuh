@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cuda/sm90/fragment.cuh"
+#include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/scale.hpp"
 #include "lla/lla.h"
 
@@ -39,10 +40,12 @@ struct Solve {
   Pair<int> iterations;
   Pair<int> status;  // lla_row_status
   Pair<bool> active;
+  Pair<bool> strict;  // half the tolerance: see StepCheck
 };
 
 // A pass over the keys needs every register: what it does not use of the rows' state waits in scratch memory, two
-// vectors a row: what the end of a step changes, and the rest. All threads of a quad read those of both rows.
+// vectors a row: what the end of a step changes, and the rest. All threads of a quad read those of both rows. Behind
+// them a number a row that only the first steps need.
 struct SolveMemory {
   using Words = float4[2][2];
 
@@ -62,8 +65,8 @@ struct SolveMemory {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const uint32_t exponent = __float_as_uint(s.inverse[r]) >> 23;
-      flags[r] = __uint_as_float(static_cast<uint32_t>(s.iterations[r]) << 11 | exponent << 3 | s.status[r] << 1 |
-                                 s.active[r]);
+      flags[r] = __uint_as_float(static_cast<uint32_t>(s.iterations[r]) << 13 | s.strict[r] << 12 | exponent << 4 |
+                                 s.status[r] << 1 | s.active[r]);
     }
     *place(group, 0, second(lane), lane) =
         make_float4(own(s.rr, lane), own(s.norm_squared, lane), own(s.rp, lane), own(flags, lane));
@@ -79,8 +82,9 @@ struct SolveMemory {
       const float4 &a = words[0][r], &b = words[1][r];
       const uint32_t flags = __float_as_uint(a.w);
       s.rr[r] = a.x, s.norm_squared[r] = a.y, s.rp[r] = a.z;
-      s.iterations[r] = static_cast<int>(flags >> 11), s.status[r] = flags >> 1 & 3, s.active[r] = flags & 1;
-      s.inverse[r] = __uint_as_float((flags >> 3 & 255) << 23);
+      s.iterations[r] = static_cast<int>(flags >> 13), s.status[r] = flags >> 1 & 7, s.active[r] = flags & 1;
+      s.strict[r] = flags >> 12 & 1;
+      s.inverse[r] = __uint_as_float((flags >> 4 & 255) << 23);
       s.rr_start[r] = b.x, s.omega[r] = b.y, s.ridge[r] = b.z, s.curvature[r] = b.w;
     }
   }
@@ -89,8 +93,20 @@ struct SolveMemory {
     fetch(words, group, lane);
     unpack(words, s);
   }
+  // How far from 0 and 1 a row's largest weight is.
+  __device__ __forceinline__ static void store_balance(float4* group, const Pair<float>& balance, const Lane& lane) {
+    balances(group)[second(lane) * (kGroupRows / 2) + lane.thread / 4] = own(balance, lane);
+    __syncwarp();
+  }
+  __device__ __forceinline__ static void fetch_balance(Pair<float>& balance, float4* group, const Lane& lane) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) balance[r] = balances(group)[r * (kGroupRows / 2) + lane.thread / 4];
+  }
 
  private:
+  __device__ __forceinline__ static float* balances(float4* group) {
+    return reinterpret_cast<float*>(group + 2 * kGroupRows);
+  }
   // Two threads of a quad write the first row's, two the second's.
   __device__ __forceinline__ static bool second(const Lane& lane) { return lane.column & 2; }
   __device__ __forceinline__ static float own(const Pair<float>& of, const Lane& lane) {
@@ -183,6 +199,7 @@ __device__ __forceinline__ void start_solve(Solve& solve, float (&r)[kDim / 2]) 
     solve.rr[i] = solve.rr_start[i] = quad_sum(squares[i]);
     solve.curvature[i] = 0;
     solve.iterations[i] = 0;
+    solve.strict[i] = false;
     solve.status[i] = LLA_ROW_OK;
     solve.active[i] = solve.active[i] && solve.rr[i] > 0;
   }
@@ -194,6 +211,24 @@ struct StepLimits {
   float tolerance_squared;
   int least_iterations, max_iterations;
 };
+
+// Where attention is peaked, the first steps of a solve can be far larger than its solution: along them E is large at
+// one key and the next, and the later steps take it back. What rounding U to fp16 leaves behind then stays in x. The
+// size of a step's U against that of the solution's is bounded by
+//   N = m V / (1 + m V / H²),   V = α² p·Mp = Σ w E²,   H = (μ + λ) / (ρ + λ),   m = min(w, 1 - w) of the largest
+//   weight,
+// with M the data part of A, ρ = p·Mp / |p|² and μ = |Mp|² / p·Mp. A step with a larger N than `most` is not taken: its
+// pass is repeated with U in two parts. A row above kStrict is solved to half the tolerance.
+struct StepCheck {
+  static constexpr int kPasses = 3;  // the first ones
+  static constexpr float kStrict = 32;
+
+  float most;   // +inf: the pass had U in two parts already
+  int barrier;  // of the warpgroup
+
+  __device__ __forceinline__ static float most_of(int pass) { return pass == 0 ? 64.0f : 256.0f; }
+};
+enum class StepEnd { stop, go_on, repeat };
 
 // Where a thread's parts of a warpgroup's vectors are, in fragment order.
 struct Vectors {
@@ -261,17 +296,18 @@ __device__ __forceinline__ float scale_of_square(float square) {
 }
 
 // One step from product = Σ U k and its row sums: A p = (product - sums mean) / units + Λ p.
-// p holds the direction, and then the next one. Updates x, r and the rows' state, which goes back to memory. Returns
-// whether a row goes on.
+// p holds the direction, and then the next one. Updates x, r and the rows' state, which goes back to memory. Says
+// whether a row goes on, or that a row's step would be too large for what the pass had (`check`: see there; null for
+// none), and then nothing has changed.
 //
 // What the next pass needs of the new direction p' = s (r + β p) beside its words, |p'|², r·p' and p'·mean, would take
 // three dot products at the very end. It follows from r·r, r·p and r·mean instead, which come with the work on r.
 // Rounding p' to fp16 is left out of it: 2^-12 of every element, of random sign. In p·mean that would add up, but the
 // row sums say how far off it was. (r·p is zero but for rounding. Taken to be zero, |p'|² drifts off where λ is 0.)
 template <int kDim>
-__device__ __forceinline__ bool step(const StepInputs<kDim>& in, float (&product)[kDim / 2], const Pair<float>& sums,
-                                     uint32_t (&p)[kDim / 4], Direction& d, const Vectors& at, const Lane& lane,
-                                     float largest_key_norm, const StepLimits& limits) {
+__device__ __forceinline__ StepEnd step(const StepInputs<kDim>& in, float (&product)[kDim / 2], const Pair<float>& sums,
+                                        uint32_t (&p)[kDim / 4], Direction& d, const Vectors& at, const Lane& lane,
+                                        float largest_key_norm, const StepLimits& limits, const StepCheck* check) {
   constexpr int kQuads = kDim / 8;
   SolveMemory::Words state;
   SolveMemory::fetch(state, in.state, lane);
@@ -312,11 +348,42 @@ __device__ __forceinline__ bool step(const StepInputs<kDim>& in, float (&product
     curvature[h] = parts[h][0] + parts[h][1];
   }
 
+  Pair<float> energy;  // p·Mp
+#pragma unroll
+  for (int h = 0; h < 2; ++h) energy[h] = fmaf(-sums[h], pm[h], quad_sum(curvature[h]));
+  if (check != nullptr) {
+    Pair<float> squares = {0, 0}, balance;
+    SolveMemory::fetch_balance(balance, in.state, lane);
+#pragma unroll
+    for (int i = 0; i < kDim / 4; ++i) {
+      const float2 m = unpack(mean[i]);
+      const float a = fmaf(-sums[i & 1], m.x, product[2 * i]), b = fmaf(-sums[i & 1], m.y, product[2 * i + 1]);
+      squares[i & 1] = fmaf(a, a, fmaf(b, b, squares[i & 1]));
+    }
+    forget(mean);
+    bool repeat = false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float inverse = fast_reciprocal(units[h]);
+      const float rho = energy[h] * inverse * fast_reciprocal(s.norm_squared[h]);
+      const float mu = quad_sum(squares[h]) * inverse * fast_reciprocal(energy[h]);
+      const float lambda = s.ridge[h];
+      const float length = s.rp[h] * fast_reciprocal(s.norm_squared[h] * (rho + lambda));
+      const float size = balance[h] * length * length * (energy[h] * inverse);
+      const float higher = (mu + lambda) * fast_reciprocal(rho + lambda);
+      const float n = size * fast_reciprocal(fmaf(size, fast_reciprocal(higher * higher), 1.0f));
+      const bool counts = s.active[h] && energy[h] > 0;
+      repeat |= counts && n > check->most;
+      s.strict[h] = s.strict[h] || (counts && n > StepCheck::kStrict);
+    }
+    if (named_any(check->barrier, kWarpgroup, repeat)) return StepEnd::repeat;
+  }
+
   Pair<float> alpha, along_product, along_mean, along_p;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     // p·(product - sums mean + λ p), of which p·mean and |p|² are known.
-    const float pap = fmaf(ridge[h], s.norm_squared[h], fmaf(-sums[h], pm[h], quad_sum(curvature[h])));
+    const float pap = fmaf(ridge[h], s.norm_squared[h], energy[h]);
     const float relative = pap * fast_reciprocal(units[h] * s.norm_squared[h]);
     const float largest = fmaxf(s.curvature[h], relative);
     const float length = s.rp[h] * fast_reciprocal(pap);
@@ -364,7 +431,8 @@ __device__ __forceinline__ bool step(const StepInputs<kDim>& in, float (&product
                 rm = quad_sum(with_mean[h][0] + with_mean[h][1]);
     const float ratio = now * fast_reciprocal(s.rr[h]), start = s.rr_start[h];
     const bool enough = s.iterations[h] >= limits.least_iterations || now <= 1e-16f * start;
-    const bool solved = now <= limits.tolerance_squared * start && enough;
+    const float wanted = s.strict[h] ? 0.25f * limits.tolerance_squared : limits.tolerance_squared;
+    const bool solved = now <= wanted * start && enough;
     const bool last = s.iterations[h] >= limits.max_iterations, grown = !(now < kMostGrowth * start);
     const bool was = s.active[h];
     s.status[h] = !was || solved ? s.status[h]
@@ -392,7 +460,7 @@ __device__ __forceinline__ bool step(const StepInputs<kDim>& in, float (&product
   }
   finish_direction(d, s.norm_squared, dots, largest_key_norm);
   SolveMemory::store_changed(in.state, s, lane);
-  return s.active[0] || s.active[1];
+  return s.active[0] || s.active[1] ? StepEnd::go_on : StepEnd::stop;
 }
 
 }  // namespace lla::cuda::sm90

@@ -116,9 +116,9 @@ struct RowPair {
 // Operands of 64 queries x 16 keys (those of column blocks 2 kStep and 2 kStep + 1), and the rounded row sums.
 template <class Config, bool kMasked, int kStep>
 __device__ __forceinline__ void row_pass_elements(uint32_t (&ut)[4], uint32_t (&uq)[4], float (&sum_t)[2],
-                                                  float (&sum_q)[2], float (&sum_b)[2], const uint32_t (&w)[16],
-                                                  const float (&e)[32], const float (&b)[32], const RowPair& row,
-                                                  int32_t first_key) {
+                                                  float (&sum_q)[2], float (&sum_a)[2], float (&sum_b)[2],
+                                                  const uint32_t (&w)[16], const float (&e)[32], const float (&b)[32],
+                                                  const RowPair& row, int32_t first_key) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int j = 2 * kStep + i;
@@ -133,6 +133,7 @@ __device__ __forceinline__ void row_pass_elements(uint32_t (&ut)[4], uint32_t (&
         const float weight = !visible ? 0.f : c == 0 ? pair.x : pair.y;
         const float a1 = fmaf(e[4 * j + 2 * h + c], row.edge_a[h], row.a0[h]);
         const float b1 = fmaf(b[4 * j + 2 * h + c], row.edge_b[h], row.b0[h]);
+        sum_a[h] = fmaf(weight, a1, sum_a[h]);
         if constexpr (Config::kTarget) {
           t[c] = weight * b1;
           sum_b[h] += t[c];
@@ -177,6 +178,21 @@ __device__ __forceinline__ void centre_half(float (&sums)[kDim / 2], const float
   }
 }
 
+// b0 - excess and a0 as the key pass shall have them. Where b of a heavy key is the small difference of b0 and B edge,
+// the rounding of b0 - excess would show: of a few factors of `edge` next to one, which change nothing else that
+// counts, the one is taken with which it rounds least.
+__device__ __forceinline__ void move_mean(RowConstants& to, float b0, float excess, float a0, float one) {
+  float least = INFINITY, best = b0 - excess, factor = 0;
+  for (int j = -8; j <= 8; ++j) {
+    const float f = static_cast<float>(j) * 0x1p-23f;
+    const float moved = fmaf(b0, f, -excess), sum = b0 + moved, error = fabsf(moved - (sum - b0));
+    if (error < least) least = error, best = sum, factor = f;
+  }
+  to.b0 = best;
+  to.edge = fmaf(to.edge, factor, to.edge);
+  to.a0 = fmaf(a0 - one, factor, a0);
+}
+
 template <class Config>
 __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typename Config::Shared& shared,
                                                   const RowBlock& rb, int group) {
@@ -217,7 +233,7 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
   float target[Config::kTarget ? kDim / 2 : 1], dq[kDim / 2];
   for (float& v : target) v = 0;
   for (float& v : dq) v = 0;
-  float sum_t[2] = {0, 0}, sum_q[2] = {0, 0}, sum_b[2] = {0, 0};
+  float sum_t[2] = {0, 0}, sum_q[2] = {0, 0}, sum_a[2] = {0, 0}, sum_b[2] = {0, 0};
   const KeyRange common = common_keys(p.shape, rb.block, first_row, 64);
   const bool all_rows = first_row + 64 <= rb.block.length_q;
   TileRange own = uniform(tiles_of(visible_keys(p.shape, rb.block, first_row, 64), 64));
@@ -285,9 +301,11 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
     const auto run = [&]<int kStep>() {
       uint32_t ut[4], uq[4];
       if (whole) {
-        row_pass_elements<Config, false, kStep>(ut, uq, sum_t, sum_q, sum_b, w, e, b, row, first_key + lane.column);
+        row_pass_elements<Config, false, kStep>(ut, uq, sum_t, sum_q, sum_a, sum_b, w, e, b, row,
+                                                first_key + lane.column);
       } else {
-        row_pass_elements<Config, true, kStep>(ut, uq, sum_t, sum_q, sum_b, w, e, b, row, first_key + lane.column);
+        row_pass_elements<Config, true, kStep>(ut, uq, sum_t, sum_q, sum_a, sum_b, w, e, b, row,
+                                               first_key + lane.column);
       }
       if constexpr (Config::kTarget) pin(ut);
       pin(uq);
@@ -317,18 +335,22 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
   for (int h = 0; h < 2; ++h) {
     units[h] = p.units[at_row[h]];
     inverse[h] = p.rows[at_row[h]].inverse * 0x1p-15f;
-    sum_t[h] = quad_sum(sum_t[h]), sum_q[h] = quad_sum(sum_q[h]), sum_b[h] = quad_sum(sum_b[h]);
+    sum_t[h] = quad_sum(sum_t[h]), sum_q[h] = quad_sum(sum_q[h]);
+    sum_a[h] = quad_sum(sum_a[h]), sum_b[h] = quad_sum(sum_b[h]);
     scale_q[h] = units[h].scale * inverse[h] * (Config::kSolve ? 2.f : 1.f);
   }
   const float key_scale = power_of_two_scale(__uint_as_float(p.heads[rb.statistics].largest_key));
-  // For the key pass, whose sums cannot see it: what rounding left of the sums of P b and dS over the keys, both zero.
+  // For the key pass, whose sums cannot see it: what rounding left of the sums of P b and dS over the keys, both zero,
+  // and of P a, which is one.
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     if (lane.column != 0 || !own_rows.exists[h]) continue;
     RowConstants& to = p.rows[at_row[h]];
     const float excess = sum_b[h] * inverse[h];  // of P b'; moves b' ...
     const float c = excess * units[h].one;       // ... and so c', by the sum of P a' times it
-    to.b0 = row.b0[h] - excess;
+    constexpr float kWhole = Config::kSolve ? 2.f : 1.f;
+    const float a0 = kWhole * row.a0[h] - (kWhole * sum_a[h] * inverse[h] - units[h].one);
+    move_mean(to, row.b0[h], excess, a0, units[h].one);
     to.minus_c = Config::kSolve ? 2.f * (row.minus_c[h] - sum_q[h] * inverse[h]) + c : c - sum_q[h] * inverse[h];
     if (row.end[h] - row.begin[h] == 1 && finite(row.b0[h])) {  // one key: a is 1 and b is 0, to the last bit
       to.edge = to.b0 = to.minus_c = 0.f;

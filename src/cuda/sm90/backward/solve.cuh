@@ -296,6 +296,9 @@ struct SolveConsumer : Consumer<Config> {
     Pair<float> sums, largest;
     target_pass(rhs, sums, largest, d);
     load_saved(mean, p.saved.mean_k, p.dim, b.block, own_rows, lane);
+    const Pair<float> balance = {Base::balance_of(largest[0], solve.omega[0]),
+                                 Base::balance_of(largest[1], solve.omega[1])};
+    SolveMemory::store_balance(this->row_state(), balance, lane);
     if (lane.column == 0) {
       Pair<KeyRange> keys;
       this->visible(keys, lane);

@@ -50,6 +50,23 @@ struct OwnRows {
   }
 };
 
+// The marks of the keys and values that a thread's rows see, all or-ed. Looked up only where the head has any.
+__device__ __forceinline__ void marks_seen(Pair<uint32_t>& marks, const ForwardParams& p, int head_index,
+                                           int64_t key_row, const Pair<KeyRange>& keys, const Lane& lane) {
+  marks[0] = marks[1] = kOrdinary;
+  if (p.heads[head_index].marked == 0) return;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    uint32_t seen = 0;
+#pragma unroll 1
+    for (int key = keys[r].begin + lane.column / 2; key < keys[r].end; key += 4) {
+      seen |= p.key_marks[key_row + key] | p.value_marks[key_row + key];
+    }
+    seen |= __shfl_xor_sync(0xffffffffu, seen, 1);
+    marks[r] = seen | __shfl_xor_sync(0xffffffffu, seen, 2);
+  }
+}
+
 // Of the saved and info outputs: core::row_index.
 __device__ __forceinline__ int64_t row_index(const ForwardParams& p, const Block& block, int row) {
   return p.shape.packed ? int64_t{block.head} * p.shape.total_q + block.start_q + row

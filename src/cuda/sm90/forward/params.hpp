@@ -51,7 +51,7 @@ struct ForwardParams {
   // workspace
   Header* header;
   const HeadStatistics* heads;
-  const uint8_t *bad_keys, *bad_values;
+  const uint8_t *key_marks, *value_marks;
   float* scratch;
   int64_t scratch_stride;  // floats
   uint4* weights;
