@@ -133,7 +133,7 @@ __device__ __forceinline__ void row_pass_elements(uint32_t (&ut)[4], uint32_t (&
         const float weight = !visible ? 0.f : c == 0 ? pair.x : pair.y;
         const float a1 = fmaf(e[4 * j + 2 * h + c], row.edge_a[h], row.a0[h]);
         const float b1 = fmaf(b[4 * j + 2 * h + c], row.edge_b[h], row.b0[h]);
-        sum_a[h] = fmaf(weight, a1, sum_a[h]);
+        if constexpr (Config::kSolve) sum_a[h] = fmaf(weight, a1, sum_a[h]);
         if constexpr (Config::kTarget) {
           t[c] = weight * b1;
           sum_b[h] += t[c];
@@ -167,14 +167,14 @@ __device__ __forceinline__ void load_half_rows(float (&to)[kDim / 4], const floa
   }
 }
 
-// (sum (u k) - (row sum) x (mean key)) scale, all in units of the scaled keys, for half of the columns.
+// (sum (u k) in units of the scaled keys - (row sum) x (mean key)) scale, for half of the columns.
 template <int kDim>
 __device__ __forceinline__ void centre_half(float (&sums)[kDim / 2], const float (&mean)[kDim / 4], int half,
                                             const float (&row_sum)[2], float key_scale, const float (&scale)[2]) {
 #pragma unroll
   for (int e = 0; e < kDim / 4; ++e) {
     float& sum = sums[half * (kDim / 4) + e];
-    sum = fmaf(-row_sum[row_of(e)], mean[e] * key_scale, sum) * scale[row_of(e)];
+    sum = fmaf(sum, key_scale, -row_sum[row_of(e)] * mean[e]) * scale[row_of(e)];
   }
 }
 
@@ -335,22 +335,24 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
   for (int h = 0; h < 2; ++h) {
     units[h] = p.units[at_row[h]];
     inverse[h] = p.rows[at_row[h]].inverse * 0x1p-15f;
-    sum_t[h] = quad_sum(sum_t[h]), sum_q[h] = quad_sum(sum_q[h]);
-    sum_a[h] = quad_sum(sum_a[h]), sum_b[h] = quad_sum(sum_b[h]);
+    sum_t[h] = quad_sum(sum_t[h]), sum_q[h] = quad_sum(sum_q[h]), sum_b[h] = quad_sum(sum_b[h]);
+    if constexpr (Config::kSolve) sum_a[h] = quad_sum(sum_a[h]);
     scale_q[h] = units[h].scale * inverse[h] * (Config::kSolve ? 2.f : 1.f);
   }
-  const float key_scale = power_of_two_scale(__uint_as_float(p.heads[rb.statistics].largest_key));
-  // For the key pass, whose sums cannot see it: what rounding left of the sums of P b and dS over the keys, both zero,
-  // and of P a, which is one.
+  const float key_scale = 1.f / power_of_two_scale(__uint_as_float(p.heads[rb.statistics].largest_key));
+  // For the key pass, whose sums cannot see it: what rounding left of the sums of P b and dS over the keys, both zero.
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     if (lane.column != 0 || !own_rows.exists[h]) continue;
     RowConstants& to = p.rows[at_row[h]];
     const float excess = sum_b[h] * inverse[h];  // of P b'; moves b' ...
     const float c = excess * units[h].one;       // ... and so c', by the sum of P a' times it
-    constexpr float kWhole = Config::kSolve ? 2.f : 1.f;
-    const float a0 = kWhole * row.a0[h] - (kWhole * sum_a[h] * inverse[h] - units[h].one);
-    move_mean(to, row.b0[h], excess, a0, units[h].one);
+    if constexpr (Config::kSolve) {
+      const float a0 = 2.f * (row.a0[h] - sum_a[h] * inverse[h]) + units[h].one;
+      move_mean(to, row.b0[h], excess, a0, units[h].one);
+    } else {
+      to.b0 = row.b0[h] - excess;
+    }
     to.minus_c = Config::kSolve ? 2.f * (row.minus_c[h] - sum_q[h] * inverse[h]) + c : c - sum_q[h] * inverse[h];
     if (row.end[h] - row.begin[h] == 1 && finite(row.b0[h])) {  // one key: a is 1 and b is 0, to the last bit
       to.edge = to.b0 = to.minus_c = 0.f;

@@ -31,7 +31,7 @@ struct HeadScales {
     const uint4 head = *reinterpret_cast<const uint4*>(p.heads + head_index);
     key = power_of_two_scale(__uint_as_float(head.x));
     value = power_of_two_scale(__uint_as_float(head.y));
-    key_norm = __uint_as_float(head.z);
+    key_norm = fmaxf(__uint_as_float(head.z), 1.0f);  // also where all keys are zero: scales are made of it
   }
 };
 
