@@ -50,7 +50,7 @@ struct WorkspaceLayout {
 
   // A block's scratch: these vectors, the ones that may be saved first, then the rows' solver state.
   static constexpr int kMeanK = 0, kMeanV = 1, kX = 2, kRidge = 3, kMeanHalf = 4, kVectors = 5;
-  static constexpr int64_t kRowState = 9;  // floats of a row: SolveMemory
+  static constexpr int64_t kRowState = 12;  // floats of a row: SolveMemory
 
   WorkspaceLayout(const core::Problem& p, int workers, int64_t weights_bytes_per_worker) {
     int64_t at = 0;

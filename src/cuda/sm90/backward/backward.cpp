@@ -103,7 +103,9 @@ struct Run {
     params.few_keys_tolerance_squared = static_cast<float>(0.25 * p.tolerance * p.tolerance);
     params.few_keys_iterations = 3;
     params.split_passes = std::numeric_limits<int32_t>::max();
-    params.max_iterations = p.max_iterations;
+    params.part_squared = static_cast<float>(100 * p.tolerance * p.tolerance);
+    params.least_squared = 1e-12f;
+    params.max_iterations = std::min(p.max_iterations, kMostIterations);
     params.header = at<Header>(layout.forward.header);
     params.heads = at<HeadStatistics>(layout.forward.head_statistics);
     params.key_marks = at<uint8_t>(layout.forward.key_marks),

@@ -53,11 +53,13 @@ struct Consumer : Passes<Config> {
   }
 
   __device__ __forceinline__ StepLimits limits() const {
-    return tiles().few_keys ? StepLimits{p.few_keys_tolerance_squared, p.few_keys_iterations, p.max_iterations}
-                            : StepLimits{p.tolerance_squared, 0, p.max_iterations};
+    const bool few = tiles().few_keys;
+    return {few ? p.few_keys_tolerance_squared : p.tolerance_squared, few ? p.few_keys_iterations : 0, p.max_iterations,
+            p.part_squared, p.least_squared};
   }
 
   // A pass over the keys and one step of conjugate gradients.
+  template <bool kPart>
   __device__ __forceinline__ StepEnd iterate(DirectionWords& direction, Direction& d, int live, bool split,
                                              const StepCheck* check) {
     const Lane lane = Base::own_lane();
@@ -70,7 +72,7 @@ struct Consumer : Passes<Config> {
     });
     const Vectors at{s.residual[group], section(WorkspaceLayout::kX), section(WorkspaceLayout::kRidge),
                      p.ridge.per_dim};
-    return step<kDim>(inputs, acc, sums, direction, d, at, lane, tiles().head.key_norm, limits(), check);
+    return step<kDim, kPart>(inputs, acc, sums, direction, d, at, lane, tiles().head.key_norm, limits(), check);
   }
 
   // Queries into shared memory.
@@ -192,6 +194,7 @@ struct Consumer : Passes<Config> {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       solve.status[r] = !good[r] ? LLA_ROW_NAN : marks[r] & kTooSmall ? LLA_ROW_PRECISION : LLA_ROW_OK;
+      solve.loose[r] = min(max(static_cast<int>(kWeightExponent - rows.shift[r] - bounds[r]), 0), 15);
       if (several[r]) continue;
       solve.rr_start[r] = 0;  // nothing was left unsolved
       if (good[r] && solve.omega[r] > 0 && solve.ridge[r] == 0) solve.status[r] = LLA_ROW_BREAKDOWN;
@@ -202,9 +205,8 @@ struct Consumer : Passes<Config> {
         if (!own_rows.exists[r]) continue;
         const int64_t index = row_index(p, b.block, own_rows.row[r]);
         const bool seen = solve.omega[r] > 0;
-        const int loose = static_cast<int>(kWeightExponent - rows.shift[r] - bounds[r]);  // bits above the tight bound
         p.saved.max[index] = !good[r] ? NAN : seen ? bounds[r] : 0.0f;
-        p.saved.omega[index] = !good[r] ? NAN : seen ? ldexpf(solve.omega[r] / kWeightScale, loose) : 0.0f;
+        p.saved.omega[index] = !good[r] ? NAN : seen ? ldexpf(solve.omega[r] / kWeightScale, solve.loose[r]) : 0.0f;
       }
     }
     sync_group();  // the scales of the queries have been read by all
@@ -223,7 +225,7 @@ struct Consumer : Passes<Config> {
     guess_bounds();
     const bool more = publish(prepare(direction, d));
     const int live = live_tiles();
-    const bool split = solve(direction, d, live, more);
+    const bool split = solve<false>(direction, d, live, more);
     const Needs needs = write_x(direction, d);
     if (publish(needs.mean_value)) {
       write_mean_value(direction, live);
@@ -242,12 +244,13 @@ struct Consumer : Passes<Config> {
   __device__ __forceinline__ bool few_keys() const { return uniform(tiles().few_keys) != 0; }
 
   // Returns whether the output pass, too, needs U in two parts.
+  template <bool kPart>
   __device__ __forceinline__ bool solve(DirectionWords& direction, Direction& d, int live, bool more) {
     int split = few_keys() ? p.split_passes : 0;  // passes, from the first
     for (int pass = 0; more; ++pass) {
       const bool two_parts = pass < split;
       const StepCheck check{two_parts ? INFINITY : StepCheck::most_of(pass), kGroupBarrier + group};
-      const StepEnd end = iterate(direction, d, live, two_parts, pass < StepCheck::kPasses ? &check : nullptr);
+      const StepEnd end = iterate<kPart>(direction, d, live, two_parts, pass < StepCheck::kPasses ? &check : nullptr);
       if (end == StepEnd::repeat) split = pass + 1 + kDim / 4;
       more = decide(end != StepEnd::stop);
     }
@@ -300,7 +303,7 @@ struct Consumer : Passes<Config> {
     // All threads are then done with the residual, whose place takes x's low part.
     const bool low = uniform(named_any(kGroupBarrier + group, kWarpgroup, needs_low_part(x, solve)));
     Pair<float> one;
-    make_output_direction<kDim>(direction, x, mean, s.spare_operand(group), low, lane, head, d, one);
+    make_output_direction<kDim>(direction, x, mean, s.spare_operand(group), low, lane, head, solve.loose, d, one);
     Pair<bool> value;
     needs_mean_value(value, x, mean);
     if (lane.column == 0) {

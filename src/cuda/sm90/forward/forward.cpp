@@ -48,7 +48,7 @@ ForwardParams params_of(const ForwardCall& call, const core::Plan& plan, const W
   out.scale_log2 = scale_log2(p.scale);
   out.negative_scale = p.scale < 0;
   out.tolerance_squared = out.few_keys_tolerance_squared = static_cast<float>(p.tolerance * p.tolerance);
-  out.max_iterations = p.max_iterations;
+  out.max_iterations = std::min(p.max_iterations, kMostIterations);
   out.split_passes = kSplitPasses;
   out.low_parts = LowParts::of(p.tolerance);
   out.sum_error = static_cast<float>(0.25 * p.tolerance);
