@@ -1,8 +1,13 @@
-"""Synthetic attention inputs, the twin of src/data/data.cpp: same kinds, same numbers (to the rounding of log, sin and cos)."""
+"""Synthetic attention inputs, the twin of src/data/data.cpp: same kinds, same numbers (to the rounding of log, sin and cos). Of the degenerate kinds src/data/degenerate.cpp."""
 
 import numpy as np
 
 KINDS = ("randn", "aniso", "self", "cluster", "pw", "mean")
+# Repeated, zero or of very different size: randn, changed.
+DEGENERATE_KINDS = (
+    "equal_values", "equal_keys", "equal_pairs", "one_token", "two_tokens", "zero_queries", "zero_keys", "zero_values", "mean_query",
+    "one_large_value", "one_large_key", "short_keys", "long_keys", "long_queries", "padding",
+)
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SEGMENT = 128
@@ -93,10 +98,34 @@ def _queries(kind, seed, head, key_head, keys, length, dim):
     return q
 
 
+def _degrade(kind, q, k, v):
+    """Changes random tensors in place into one of DEGENERATE_KINDS."""
+    repeated = {"equal_values": [v], "equal_keys": [k], "equal_pairs": [k, v], "one_token": [q, k, v], "two_tokens": [q, k, v]}
+    for t in repeated.get(kind, []):
+        t[:] = t[:, np.arange(t.shape[1]) % (2 if kind == "two_tokens" else 1)]
+    multiplied = {"zero_queries": (q, 0), "zero_keys": (k, 0), "zero_values": (v, 0), "short_keys": (k, 1e-4), "long_keys": (k, 100),
+                  "long_queries": (q, 30), "one_large_value": (v[:, _third(v)], 300), "one_large_key": (k[:, _third(k)], 300)}
+    if kind in multiplied:
+        tensor, factor = multiplied[kind]
+        tensor *= factor
+    if kind == "mean_query":
+        q[:] = np.arange(q.shape[3]) == 0
+        k[:, 1::2] = -k[:, 0 : k.shape[1] // 2 * 2 : 2]
+        k[..., 0] = 1
+    if kind == "padding":
+        for t in (q, k, v):
+            place = 4 * np.arange(t.shape[1])
+            t[:, (place < t.shape[1]) | (place >= 3 * t.shape[1])] = 0
+
+
+def _third(t):
+    return slice(t.shape[1] // 3, t.shape[1] // 3 + 1)
+
+
 def make(kind, seed, batch, length_q, length_k, heads_q, heads_kv, dim, value_dim):
     """float64 q (batch, length_q, heads_q, dim), k (batch, length_k, heads_kv, dim), v (batch, length_k, heads_kv, value_dim)."""
-    if kind not in KINDS:
-        raise ValueError(f"kind is {kind!r}, must be one of {', '.join(KINDS)}")
+    if kind not in KINDS + DEGENERATE_KINDS:
+        raise ValueError(f"kind is {kind!r}, must be one of {', '.join(KINDS + DEGENERATE_KINDS)}")
     q = np.zeros((batch, length_q, heads_q, dim))
     k = np.zeros((batch, length_k, heads_kv, dim))
     v = np.zeros((batch, length_k, heads_kv, value_dim))
@@ -111,4 +140,5 @@ def make(kind, seed, batch, length_q, length_k, heads_q, heads_kv, dim, value_di
             group = heads_q // heads_kv
             for g in range(h * group, (h + 1) * group):
                 q[b, :, g] = _queries(kind, seed, b * heads_q + g, key_head, k[b, :, h], length_q, dim)
+    _degrade(kind, q, k, v)
     return q, k, v

@@ -79,10 +79,12 @@ def _(q, k, v, ridge, x, cu_seqlens_q=None, cu_seqlens_k=None, *options):
 
 @torch.library.register_fake("lla::backward")
 def _(grad_o, q, k, v, ridge, x, saved, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal,
-      window_left, window_right, tol, max_iterations, solver, implementation, need_dq, need_dk, need_dv, need_dridge):
+      window_left, window_right, tol, max_iterations, solver, implementation, need_dq, need_dk, need_dv, need_dridge,
+      info):
     _check_shapes(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k)
     inputs = ((need_dq, q), (need_dk, k), (need_dv, v), (need_dridge, x if ridge is None else ridge))
-    return tuple(t.new_empty(t.shape if needed else (0,)) for needed, t in inputs)
+    gradients = tuple(t.new_empty(t.shape if needed else (0,)) for needed, t in inputs)
+    return *gradients, q.new_empty((3, q.numel() // q.shape[-1]) if info else (0,), dtype=torch.int32)
 
 
 @torch.library.register_fake("lla::plan")
@@ -129,8 +131,8 @@ def _gradients(ctx, grad_o):
     need_q, need_k, need_v, need_ridge, need_x = ctx.needs_input_grad[:5]
     run = _TransformedBackward.apply if torch._C._are_functorch_transforms_active() else backward
     with contextlib.nullcontext() if torch.is_grad_enabled() else _below_autograd():
-        dq, dk, dv, dlast = run(grad_o.contiguous(), q, k, v, ridge, x, saved, cu_seqlens_q, cu_seqlens_k,
-                                *ctx.options, need_q, need_k, need_v, need_ridge or need_x)
+        dq, dk, dv, dlast, _ = run(grad_o.contiguous(), q, k, v, ridge, x, saved, cu_seqlens_q, cu_seqlens_k,
+                                   *ctx.options, need_q, need_k, need_v, need_ridge or need_x, False)
     return (dq if need_q else None, dk if need_k else None, dv if need_v else None, dlast if need_ridge else None,
             dlast if need_x else None)
 
@@ -221,17 +223,19 @@ def run_forward(args, save, info):
         raise_ours(error)
 
 
+def autocast_to(tensor, dtype):
+    eligible = tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
+    return tensor.to(dtype) if eligible and tensor.dtype != dtype else tensor
+
+
 def _register_autocast(library, device_type):
     """q, k, v and x go to autocast's type; the ridge stays in float32, where small values keep their digits."""
 
-    def cast(tensor, dtype):
-        eligible = tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
-        return tensor.to(dtype) if eligible and tensor.dtype != dtype else tensor
-
     def kernel(q, k, v, ridge, x, *rest):
         dtype = torch.get_autocast_dtype(device_type)
+        q, k, v, x = (autocast_to(t, dtype) for t in (q, k, v, x))
         with torch.autocast(device_type, enabled=False):
-            return forward(*(cast(t, dtype) for t in (q, k, v)), cast(ridge, torch.float32), cast(x, dtype), *rest)
+            return forward(q, k, v, autocast_to(ridge, torch.float32), x, *rest)
 
     library.impl("forward", kernel, f"Autocast{device_type.upper()}")
 

@@ -4,11 +4,11 @@ from typing import NamedTuple, Optional, Tuple, Union
 import torch
 from torch import Tensor
 
-from . import _ops
+from . import _ops, debug
 from ._errors import call, need_tensor
+from .debug import STATUS_NAMES  # noqa: F401
 
 Ridge = Union[float, Tensor]
-STATUS_NAMES = ("ok", "max_iterations", "breakdown", "nan")
 
 
 class AttentionInfo(NamedTuple):
@@ -29,6 +29,8 @@ class AttentionInfo(NamedTuple):
 def _ridge_tensor(ridge, q):
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     if isinstance(ridge, Tensor):
+        if ridge.dtype == torch.bool or ridge.dtype.is_complex:
+            raise TypeError(f"ridge must hold real numbers, not {ridge.dtype}")
         return ridge if ridge.dtype == dtype else ridge.to(dtype)
     if isinstance(ridge, bool) or not isinstance(ridge, (int, float)):
         raise TypeError(f"ridge must be a number or a torch.Tensor, not {type(ridge).__name__}")
@@ -47,7 +49,8 @@ def _window(window_size):
             raise TypeError(f"window_size must hold integers, not {type(side).__name__}")
     if left < -1 or right < -1:
         raise ValueError(f"window_size must be at least -1 (unbounded) on each side, not {tuple(window_size)}")
-    return left, right
+    # The operator takes 64 bits; more than that is as unbounded.
+    return tuple(min(side, 2**63 - 1) if isinstance(side, int) else side for side in (left, right))
 
 
 def _options(scale, causal, window_size, tol, max_iterations, solver, implementation):
@@ -61,8 +64,8 @@ def _options(scale, causal, window_size, tol, max_iterations, solver, implementa
     if max_iterations is not None:
         if isinstance(max_iterations, bool) or not isinstance(max_iterations, int):
             raise TypeError(f"max_iterations must be an integer or None, not {type(max_iterations).__name__}")
-        if max_iterations < 1:
-            raise ValueError(f"max_iterations must be at least 1, not {max_iterations}")
+        if not 1 <= max_iterations < 2**31:
+            raise ValueError(f"max_iterations must be between 1 and 2**31 - 1, not {max_iterations}")
     if not isinstance(solver, str):
         raise TypeError(f"solver must be a string, not {type(solver).__name__}")
     if implementation is not None and not isinstance(implementation, str):
@@ -70,8 +73,10 @@ def _options(scale, causal, window_size, tol, max_iterations, solver, implementa
     return scale, causal, *_window(window_size), tol, max_iterations or 0, solver, implementation
 
 
-def attend(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options, return_info):
-    """The one way to the operator: (o, AttentionInfo or None). `options` comes from `_options`."""
+def attend(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options, return_info,
+           check=None):
+    """The one way to the operator: (o, AttentionInfo or None). `options` comes from `_options`; check as in
+    `lla_attention`."""
     need_tensor("q", q)
     need_tensor("k", k)
     need_tensor("v", v)
@@ -82,7 +87,10 @@ def attend(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
     save = torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or (ridge if x is None else x).requires_grad)
     args = (q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options)
-    o, row_info = _ops.run_forward(args, save, return_info)
+    if check is None and debug.default_check is None and debug.active_counts is None:
+        o, row_info = _ops.run_forward(args, save, return_info)
+    else:
+        o, row_info = debug.attend(args, save, check)
     if not return_info:
         return o, None
     iterations, residual, status = row_info.unflatten(1, (*q.shape[:-3], q.shape[-2], q.shape[-3])).unbind(0)
@@ -92,7 +100,7 @@ def attend(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
 def lla_attention(
     q: Tensor, k: Tensor, v: Tensor, ridge: Ridge, *, scale: Optional[float] = None, causal: bool = True,
     window_size: Tuple[int, int] = (-1, -1), tol: float = 1e-3, max_iterations: Optional[int] = None,
-    solver: str = "auto", implementation: Optional[str] = None, return_info: bool = False,
+    solver: str = "auto", implementation: Optional[str] = None, return_info: bool = False, check: Optional[str] = None,
 ):
     """Local Linear Attention: each query's output is a ridge regression of values on keys, weighted by softmax.
 
@@ -103,9 +111,11 @@ def lla_attention(
     (left, right) counts visible keys on each side of the diagonal, -1 for all.
     solver "auto", "cg" (stops at a relative residual of tol, or after max_iterations) or "direct".
     implementation: name one of `lla.implementations()` instead of the first that takes the problem.
-    return_info: return (o, AttentionInfo)."""
+    return_info: return (o, AttentionInfo).
+    check: "raise" or "warn" at the first output or gradient that is not finite and the first solve that did not end
+    well, saving its inputs (see `lla.debug`; it waits for the device). None: as the environment's LLA_CHECK says."""
     options = _options(scale, causal, window_size, tol, max_iterations, solver, implementation)
-    o, info = attend(q, k, v, ridge, None, None, None, 0, 0, options, return_info)
+    o, info = attend(q, k, v, ridge, None, None, None, 0, 0, options, return_info, check)
     return (o, info) if return_info else o
 
 
@@ -115,31 +125,42 @@ def _check_cu_seqlens(name, value):
         raise ValueError(f"{name} must be int32, not {value.dtype}")
 
 
+def _check_max_seqlen(name, value):
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"{name} must be an integer, not {type(value).__name__}")
+    if isinstance(value, int) and not 0 <= value < 2**63:
+        raise ValueError(f"{name} must be a length, not {value}")
+
+
 def lla_attention_varlen(
     q: Tensor, k: Tensor, v: Tensor, ridge: Ridge, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
     max_seqlen_k: int, *, scale: Optional[float] = None, causal: bool = True, window_size: Tuple[int, int] = (-1, -1),
     tol: float = 1e-3, max_iterations: Optional[int] = None, solver: str = "auto",
-    implementation: Optional[str] = None, return_info: bool = False,
+    implementation: Optional[str] = None, return_info: bool = False, check: Optional[str] = None,
 ):
     """`lla_attention` of sequences packed one after the other: q (total_q, Hq, D), k (total_k, Hkv, D), and so on.
 
     cu_seqlens_q and cu_seqlens_k: int32 (sequences + 1,), starting at 0, on q's device. ridge: a number, (), (Hq,),
-    (total_q, Hq) or (total_q, Hq, D). The info's row tensors are (Hq, total_q)."""
+    (total_q, Hq) or (total_q, Hq, D). The info's row tensors are (Hq, total_q).
+    The tensors may be longer than the last sequence; output and gradients are zero behind it."""
     _check_cu_seqlens("cu_seqlens_q", cu_seqlens_q)
     _check_cu_seqlens("cu_seqlens_k", cu_seqlens_k)
+    _check_max_seqlen("max_seqlen_q", max_seqlen_q)
+    _check_max_seqlen("max_seqlen_k", max_seqlen_k)
     options = _options(scale, causal, window_size, tol, max_iterations, solver, implementation)
-    o, info = attend(q, k, v, ridge, None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options, return_info)
+    o, info = attend(q, k, v, ridge, None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options, return_info,
+                     check)
     return (o, info) if return_info else o
 
 
 def parallax_attention(
     q: Tensor, k: Tensor, v: Tensor, x: Tensor, *, scale: Optional[float] = None, causal: bool = True,
-    window_size: Tuple[int, int] = (-1, -1), implementation: Optional[str] = None,
+    window_size: Tuple[int, int] = (-1, -1), implementation: Optional[str] = None, check: Optional[str] = None,
 ):
     """Attention with a given correction x (B, Lq, Hq, D) instead of a solve: o = sum_j p_j (1 + (k_j - mean k).x) v_j.
-    x = 0 is softmax attention."""
+    x = 0 is softmax attention. check as in `lla_attention`."""
     options = _options(scale, causal, window_size, 1e-3, None, "auto", implementation)
-    return attend(q, k, v, None, x, None, None, 0, 0, options, False)[0]
+    return attend(q, k, v, None, x, None, None, 0, 0, options, False, check)[0]
 
 
 def lla_attention_bhld(q: Tensor, k: Tensor, v: Tensor, ridge: Ridge, **options):

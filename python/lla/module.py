@@ -4,6 +4,7 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor, nn
 
+from .debug import check_mode
 from .functional import lla_attention, lla_attention_varlen
 from .kvcache import lla_attention_with_kvcache
 
@@ -61,7 +62,8 @@ class LocalLinearAttention(nn.Module):
                  head_dim: Optional[int] = None, *, ridge: str = "head", ridge_min: float = 1e-3, rope: bool = False,
                  rope_theta: float = 10000.0, qk_norm: bool = False, bias: bool = False, causal: bool = True,
                  window_size: Tuple[int, int] = (-1, -1), scale: Optional[float] = None, tol: float = 1e-3,
-                 max_iterations: Optional[int] = None, solver: str = "auto", device=None, dtype=None):
+                 max_iterations: Optional[int] = None, solver: str = "auto", check: Optional[str] = None, device=None,
+                 dtype=None):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         if head_dim is None:
@@ -77,7 +79,7 @@ class LocalLinearAttention(nn.Module):
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.ridge, self.ridge_min = ridge, ridge_min
         self.options = dict(scale=scale, causal=causal, window_size=window_size, tol=tol,
-                            max_iterations=max_iterations, solver=solver)
+                            max_iterations=max_iterations, solver=solver, check=check_mode(check))
         factory = dict(device=device, dtype=dtype)
         self.q_proj = nn.Linear(embed_dim, num_heads * head_dim, bias=bias, **factory)
         self.k_proj = nn.Linear(embed_dim, num_kv_heads * head_dim, bias=bias, **factory)

@@ -2,6 +2,10 @@
 // 2T products. It leaves everything pass B needs of the rows packed in PackedQueries.
 //
 // Of a panel's arrays: x the forward's solution, solution y, value the gradient of o, rhs t.
+//
+// Every row's gradient is divided by the power of two of its largest element as it is read, and by that of the head's
+// largest value, which makes its products with values of size 1. What is linear in the two is multiplied by them as it
+// is written: in between their size is of no consequence, and gradients of 1e-30 have all their digits.
 #if defined(LLA_CPU_BACKWARD_ROWS_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef LLA_CPU_BACKWARD_ROWS_INL_HPP
 #undef LLA_CPU_BACKWARD_ROWS_INL_HPP
@@ -25,7 +29,36 @@ struct GradientLanes {
   HWY_ALIGN T sum_x[kPanel<T>], sum_b[kPanel<T>];  // weighted sums of E and b: 0 but for rounding
   HWY_ALIGN T sum_xb[kPanel<T>];                   // and of their product
   HWY_ALIGN T c[kPanel<T>];
+  HWY_ALIGN T unit[kPanel<T>];  // what gamma - tau amounts to
+  int32_t exponent[kPanel<T>];  // the gradient of o is divided by 2^exponent; kNoExponent: it is zero
+  int32_t value_exponent;       // ... and by this power
+
+  // Of what is linear in gradient and values.
+  PowerOfTwo<T> undo(int64_t lane) const { return PowerOfTwo<T>(both(lane)); }
+  int32_t both(int64_t lane) const { return exponent[lane] == kNoExponent ? 0 : exponent[lane] + value_exponent; }
 };
+
+// Divides each lane's gradient by its powers of two.
+template <class T>
+void scale_gradient(const core::Problem& p, const PackedHead<T>& head, Panel<T>& panel, GradientLanes<T>& lanes) {
+  const auto scale_lane = [&](int64_t l, int32_t exponent) {
+    const PowerOfTwo<T> scale(exponent);
+    for (int64_t e = l; e < p.value_dim * kPanel<T>; e += kPanel<T>) panel.value[e] = scale(panel.value[e]);
+  };
+  for (int64_t l = 0; l < kPanel<T>; ++l) {
+    lanes.exponent[l] = largest_exponent(panel.value + l, p.value_dim, kPanel<T>);
+    if (lanes.exponent[l] != kNoExponent) scale_lane(l, -lanes.exponent[l]);
+  }
+  lane_dots(panel.value, panel.value, p.value_dim, lanes.unit);
+  lanes.value_exponent = head.value_exponent();
+  const T spread = head.tiles() > 0 ? *std::max_element(head.value_spread, head.value_spread + head.tiles()) : T{0};
+  // The spread of normal numbers is about five times their deviation.
+  const T deviation = PowerOfTwo<T>(-lanes.value_exponent)(spread) / 5;
+  for (int64_t l = 0; l < kPanel<T>; ++l) {
+    lanes.unit[l] = std::sqrt(lanes.unit[l] / static_cast<T>(p.value_dim)) * deviation;
+    scale_lane(l, -lanes.value_exponent);
+  }
+}
 
 template <class T>
 void read_saved(Panel<T>& panel, const core::Problem& p, const PackedHead<T>& head, const T* saved) {
@@ -169,8 +202,8 @@ void find_dq(Block<T>& block, GradientLanes<T>* lanes) {
 
 // The ridge's gradient of one row: - x y by channel, summed where the ridge is one number.
 template <class T>
-void write_ridge_gradient(const Panel<T>& panel, const core::BackwardCall& call, const RowPlace& at, int64_t lane,
-                          double* ridge_rows) {
+void write_ridge_gradient(const Panel<T>& panel, const GradientLanes<T>& lanes, const core::BackwardCall& call,
+                          const RowPlace& at, int64_t lane, double* ridge_rows) {
   const core::Problem& p = call.problem;
   T row[kMaxChannels];
   double sum = 0;
@@ -179,7 +212,12 @@ void write_ridge_gradient(const Panel<T>& panel, const core::BackwardCall& call,
                              : -panel.x[c * kPanel<T> + lane] * panel.solution[c * kPanel<T> + lane];
     sum += static_cast<double>(row[c]);
   }
-  if (p.ridge == core::RidgeShape::dimension) return write_row(call.dridge, row_offset(call.dridge, at), p.dim, row);
+  if (p.ridge == core::RidgeShape::dimension) {
+    const PowerOfTwo<T> undo = lanes.undo(lane);
+    for (int64_t c = 0; c < p.dim; ++c) row[c] = undo(row[c]);
+    return write_row(call.dridge, row_offset(call.dridge, at), p.dim, row);
+  }
+  sum = PowerOfTwo<double>(lanes.both(lane))(sum);
   if (ridge_rows) {
     ridge_rows[at.index] = sum;
     return;
@@ -205,29 +243,35 @@ void write_rows(const Panel<T>& panel, const GradientLanes<T>& lanes, const core
     const int64_t r = panel.first_row + l;
     const RowPlace at = row_place(p, head, r);
     const bool bad = panel.bad[l], used = !bad && panel.omega[l] > 0;
+    const PowerOfTwo<T> undo = lanes.undo(l);
     if (call.dq) {
       for (int64_t c = 0; c < p.dim; ++c) {
         const int64_t e = c * kPanel<T> + l;
-        row[c] = bad ? nan : scale * panel.image[e] + panel.solution[e];
+        row[c] = bad ? nan : undo(scale * panel.image[e] + panel.solution[e]);
       }
       write_row(call.dq, row_offset(call.dq, at), p.dim, row);
     }
     if (call.dx) {
-      for (int64_t c = 0; c < p.dim; ++c) row[c] = bad ? nan : panel.rhs[c * kPanel<T> + l];
+      for (int64_t c = 0; c < p.dim; ++c) row[c] = bad ? nan : undo(panel.rhs[c * kPanel<T> + l]);
       write_row(call.dx, row_offset(call.dx, at), p.dim, row);
     }
-    if (call.dridge) write_ridge_gradient(panel, call, at, l, ridge_rows);
+    if (call.dridge) write_ridge_gradient(panel, lanes, call, at, l, ridge_rows);
     // Pass B sums natural rows of q with the scale, grouped rows are logits; y is subtracted there.
     put({queries.q.natural, nullptr}, r, panel.q, l, p.dim, used ? static_cast<T>(0.69314718055994530942) : T{0});
     put({nullptr, queries.q.grouped}, r, panel.q, l, p.dim, used ? T{1} : T{0});
     put(queries.x, r, panel.x, l, p.dim, used ? T{1} : T{0});
     put({queries.y.natural, nullptr}, r, panel.solution, l, p.dim, used ? T{-1} : T{0});
     put({nullptr, queries.y.grouped}, r, panel.solution, l, p.dim, used ? T{1} : T{0});
-    put(queries.grad, r, panel.value, l, p.value_dim, used ? T{1} : T{0});
+    // grouped rows of the gradient meet the values, natural ones are summed up to dv.
+    put({nullptr, queries.grad.grouped}, r, panel.value, l, p.value_dim, used ? T{1} : T{0});
+    const PowerOfTwo<T> of_values(lanes.value_exponent);
+    for (int64_t c = 0; c < p.value_dim; ++c) row[c] = used ? of_values(panel.value[c * kPanel<T> + l]) : T{0};
+    PackedRows<T>{queries.grad.natural, nullptr}.put(r, p.value_dim, row);
     queries.max[r] = panel.max[l];
     queries.inverse_omega[r] = used ? 1 / panel.omega[l] : T{0};
     const auto put_center = [&](const CenterRows<T>& to, const LaneCenters<T>& from) {
       to.native[r] = used ? from.native[l] : T{0};
+      to.precise[r] = used ? from.precise[l] : T{0};
       to.wide[r] = used && from.precise[l] != 0 ? from.wide[l] : 0.0;
     };
     put_center(queries.tau, lanes.tau);
@@ -236,6 +280,7 @@ void write_rows(const Panel<T>& panel, const GradientLanes<T>& lanes, const core
     queries.shift_x[r] = used ? lanes.sum_x[l] : T{0};
     queries.shift_b[r] = used ? lanes.sum_b[l] : T{0};
     queries.c[r] = used ? lanes.c[l] : T{0};
+    queries.exponent[r] = used ? lanes.exponent[l] : kNoExponent;
     queries.bad[r] = bad;
     if (bad) queries.bad_count->fetch_add(1, std::memory_order_relaxed);
   }
@@ -258,7 +303,8 @@ void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, co
     read_lanes(panel, p, head, call.grad_o, p.value_dim, infinity_bits<T>(), panel.value);
     read_saved(panel, p, head, static_cast<const T*>(call.saved));
     if (!p.given_x()) read_ridge(panel, p, head, call.ridge);
-    lanes[block.count].tau.set(panel.value, panel.mean_v, p.value_dim);
+    scale_gradient(p, head, panel, lanes[block.count]);
+    lanes[block.count].tau.set_by_size(panel.value, panel.mean_v, p.value_dim, lanes[block.count].unit);
     ++block.count;
   }
   find_t(block, lanes);
@@ -266,7 +312,7 @@ void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, co
   for (int i = 0; i < block.count; ++i) {
     Panel<T>& panel = block.panels[i];
     GradientLanes<T>& g = lanes[i];
-    g.x.set(panel.x, panel.mean_k, p.dim);
+    g.x.set_by_size(panel.x, panel.mean_k, p.dim);
     if (p.given_x()) {
       clear(panel.solution, p.dim);
       lane_dots(panel.x, panel.rhs, p.dim, g.c);
@@ -279,7 +325,7 @@ void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, co
         g.c[l] = std::isfinite(g.c[l]) ? g.c[l] + ridge_part[l] : T{0};  // an estimate; anything finite will do
       }
     }
-    g.y.set(panel.solution, panel.mean_k, p.dim);
+    g.y.set_by_size(panel.solution, panel.mean_k, p.dim, g.unit);
   }
   find_dq(block, lanes);
   for (int i = 0; i < block.count; ++i) {

@@ -20,7 +20,8 @@ HWY_BEFORE_NAMESPACE();
 namespace lla::cpu {
 namespace HWY_NAMESPACE {
 
-// From this |center| on double pays: below, the error of the difference is about 1e-6 at most.
+// From this |center| on, in units of what the differences amount to, double pays: below, the error of a difference is
+// about 1e-6 at most.
 constexpr float kPreciseFrom = 16;
 
 // Conjugate gradients take a row's products in double where its mean key is long against its keys' spread and the
@@ -38,10 +39,13 @@ struct LaneCenters {
   HWY_ALIGN double wide[kPanel<T>];
   HWY_ALIGN T precise[kPanel<T>];  // 1 for lanes whose products are taken in double, else 0
 
-  void set(const T* u, const T* mean, int64_t channels) {
+  // unit: lane by lane, what the differences amount to; 1 where none is given, as for E, which is compared with 1.
+  void set_by_size(const T* u, const T* mean, int64_t channels, const T* unit = nullptr) {
     lane_dots(u, mean, channels, native);
-    for (int64_t l = 0; l < kPanel<T>; ++l)
-      precise[l] = sizeof(T) == 4 && std::abs(native[l]) > kPreciseFrom ? T{1} : T{0};
+    for (int64_t l = 0; l < kPanel<T>; ++l) {
+      const T from = static_cast<T>(kPreciseFrom) * (unit ? unit[l] : T{1});
+      precise[l] = sizeof(T) == 4 && std::abs(native[l]) > from ? T{1} : T{0};
+    }
     set_wide(u, mean, channels);
   }
   void set(const T* u, const T* mean, int64_t channels, const T* precise_lanes) {
@@ -79,16 +83,15 @@ struct LaneCenters {
 template <class T>
 struct RowCenters {
   const T* native;
+  const T* precise;
   const double* wide;
 
   bool any_precise(int64_t rows) const {
-    return sizeof(T) == 4 && std::any_of(native, native + rows, [](T c) { return std::abs(c) > kPreciseFrom; });
+    return sizeof(T) == 4 && std::any_of(precise, precise + rows, [](T x) { return x != 0; });
   }
   HWY_INLINE Vec<T> at(int64_t row, int64_t) const { return splat(native[row]); }
   HWY_INLINE Vec<double> wide_at(int64_t row, int64_t) const { return splat(wide[row]); }
-  HWY_INLINE auto precise_at(int64_t row, int64_t) const {
-    return hn::Gt(hn::Abs(splat(native[row])), splat(static_cast<T>(kPreciseFrom)));
-  }
+  HWY_INLINE auto precise_at(int64_t row, int64_t) const { return hn::Gt(splat(precise[row]), hn::Zero(Tag<T>())); }
 };
 
 // to[j] = grouped row j . vector - center, for rows [lo, hi) and on to the end of a register block of grouped_product:

@@ -92,7 +92,7 @@ void find_output(Block<T>& block) {
   const int64_t dim = block.problem.dim, value_dim = block.problem.value_dim;
   for (int i = 0; i < block.count; ++i) {
     Panel<T>& panel = block.panels[i];
-    panel.center.set(panel.solution, panel.mean_k, dim);
+    panel.center.set_by_size(panel.solution, panel.mean_k, dim);
     std::fill_n(panel.row_sum, kPanel<T>, T{0});
     clear(panel.value, value_dim);
     block.count_products(panel, (panel.weights ? 1 : 2) * dim + value_dim);

@@ -1,6 +1,7 @@
 #include "cpu/pack.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 namespace lla::cpu {
 namespace {
@@ -12,6 +13,18 @@ T squares(const T* row, int64_t channels) {
   return sum;
 }
 
+template <class T>
+bool smaller(T a, T b) {
+  return std::abs(a) < std::abs(b);
+}
+
+template <class T>
+T largest_distance(const T* a, const T* b, int64_t channels) {
+  T largest = 0;
+  for (int64_t c = 0; c < channels; ++c) largest = std::max(largest, std::abs(a[c] - b[c]));
+  return largest;
+}
+
 }  // namespace
 
 template <class T>
@@ -20,7 +33,11 @@ void pack_tile(const core::Problem& p, const core::Operand& k, const core::Opera
   const core::Sequence& s = head.sequence;
   const int64_t first = tile * kTile;
   const int64_t last = std::min(first + kTile, s.length_k);
-  T key[kMaxChannels], value[kMaxChannels];
+  T key[kMaxChannels], value[kMaxChannels], first_value[kMaxChannels];
+  T size = 0, spread = 0;
+  if (read_row(v, row_offset(v, s.batch, s.start_k, head.head_kv), p.value_dim, first_value) >= infinity_bits<T>()) {
+    std::fill_n(first_value, p.value_dim, T{0});
+  }
   int64_t bad_here = 0;
   for (int64_t j = first; j < last; ++j) {
     const int64_t position = s.start_k + j;
@@ -36,7 +53,13 @@ void pack_tile(const core::Problem& p, const core::Operand& k, const core::Opera
     } else {
       head.k.put(j, p.dim, key);
       head.v.put(j, p.value_dim, value);
+      size = std::max(size, std::abs(*std::max_element(value, value + p.value_dim, smaller<T>)));
+      spread = std::max(spread, largest_distance(value, first_value, p.value_dim));
     }
+  }
+  if (head.value_size) {
+    head.value_size[tile] = size;
+    head.value_spread[tile] = spread;
   }
   for (int64_t j = last; j < round_up(last, kGroup); ++j) {
     head.k.put_zero(j, p.dim);

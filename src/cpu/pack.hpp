@@ -6,6 +6,7 @@
 //            channels. The last group is filled up with zero rows.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -59,7 +60,14 @@ struct PackedHead {
   uint8_t* bad;  // one flag a key
   std::atomic<int64_t>* bad_count;
   T* key_squares;  // |k|^2
+  // Backward only, by tile: the largest |v|, and the largest |v - first v|, in any channel.
+  T *value_size, *value_spread;
 
+  int64_t tiles() const { return (sequence.length_k + kTile - 1) / kTile; }
+  int32_t value_exponent() const {  // of the largest value; 0 where all are zero
+    const int32_t exponent = largest_exponent(value_size, tiles());
+    return exponent == kNoExponent ? 0 : exponent;
+  }
   bool any_bad(int64_t begin, int64_t end) const { return any_flag(bad, bad_count, begin, end); }
 };
 

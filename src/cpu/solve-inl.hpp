@@ -31,13 +31,29 @@ void drop_overflowing(const core::Problem& p, Panel<T>& panel) {
   }
 }
 
+// Multiplies lane by lane by powers of two. What squares a right-hand side then meets numbers around 1 only.
+template <class T>
+void scale_lanes(const core::Problem& p, T* array, const int32_t* exponent, int32_t sign) {
+  for (int64_t l = 0; l < kPanel<T>; ++l) {
+    if (exponent[l] == kNoExponent) continue;
+    const PowerOfTwo<T> scale(sign * exponent[l]);
+    for (int64_t e = l; e < p.dim * kPanel<T>; e += kPanel<T>) array[e] = scale(array[e]);
+  }
+}
+
 // On return panel.solution holds the result, and status, iterations and relative_residual say how each lane ended.
 // panel.residual holds what is left of the right-hand side: 0 where a row was solved directly.
 template <class T>
 void solve(Block<T>& block) {
   const core::Problem& p = block.problem;
   constexpr bool kDouble = sizeof(T) == 8;
-  for (int i = 0; i < block.count; ++i) start_cg(block, block.panels[i], block.cg[i]);
+  int32_t exponent[kMaxPanels][kPanel<T>];
+  for (int i = 0; i < block.count; ++i) {
+    Panel<T>& panel = block.panels[i];
+    for (int64_t l = 0; l < kPanel<T>; ++l) exponent[i][l] = largest_exponent(panel.rhs + l, p.dim, kPanel<T>);
+    scale_lanes(p, panel.rhs, exponent[i], -1);
+    start_cg(block, panel, block.cg[i]);
+  }
   if (p.solver != Solver::direct) {
     const bool automatic = p.solver == Solver::automatic;
     bool running[kMaxPanels];
@@ -53,6 +69,9 @@ void solve(Block<T>& block) {
   for (int i = 0; i < block.count; ++i) {
     if (p.solver != Solver::cg) solve_directly(block, block.panels[i], block.cg[i]);
     drop_overflowing(p, block.panels[i]);
+    for (T* array : {block.panels[i].rhs, block.panels[i].solution, block.panels[i].residual}) {
+      scale_lanes(p, array, exponent[i], 1);
+    }
   }
 }
 

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "data/degenerate.hpp"
+
 namespace lla::data {
 namespace {
 
@@ -155,12 +157,30 @@ const char* name(Kind kind) {
     case Kind::cluster: return "cluster";
     case Kind::pw: return "pw";
     case Kind::mean: return "mean";
+    case Kind::equal_values: return "equal_values";
+    case Kind::equal_keys: return "equal_keys";
+    case Kind::equal_pairs: return "equal_pairs";
+    case Kind::one_token: return "one_token";
+    case Kind::two_tokens: return "two_tokens";
+    case Kind::zero_queries: return "zero_queries";
+    case Kind::zero_keys: return "zero_keys";
+    case Kind::zero_values: return "zero_values";
+    case Kind::mean_query: return "mean_query";
+    case Kind::one_large_value: return "one_large_value";
+    case Kind::one_large_key: return "one_large_key";
+    case Kind::short_keys: return "short_keys";
+    case Kind::long_keys: return "long_keys";
+    case Kind::long_queries: return "long_queries";
+    case Kind::padding: return "padding";
   }
   return "?";
 }
 
 std::optional<Kind> find_kind(std::string_view wanted) {
   for (Kind kind : kinds) {
+    if (wanted == name(kind)) return kind;
+  }
+  for (Kind kind : degenerate_kinds) {
     if (wanted == name(kind)) return kind;
   }
   return std::nullopt;
@@ -198,6 +218,7 @@ Tensors make(Kind kind, uint64_t seed, const Sizes& s) {
       }
     }
   }
+  degrade(kind, s, t);
   return t;
 }
 

@@ -8,10 +8,6 @@
 namespace lla::reference {
 namespace {
 
-bool all_finite(Span values) {
-  return std::all_of(values.begin(), values.end(), [](double x) { return std::isfinite(x); });
-}
-
 bool legal_ridge(Span ridge) {  // NaN fails the comparison; +infinity is legal
   return std::all_of(ridge.begin(), ridge.end(), [](double x) { return x >= 0; });
 }
@@ -21,6 +17,10 @@ Span rows(const Vector& matrix, int64_t begin, int64_t end, int64_t width) {
 }
 
 }  // namespace
+
+bool all_finite(Span values) {
+  return std::all_of(values.begin(), values.end(), [](double x) { return std::isfinite(x); });
+}
 
 double dot(Span a, Span b) {  // four sums: one alone waits for itself
   double sum[4] = {};

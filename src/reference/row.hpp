@@ -36,6 +36,7 @@ Solution solve_for_x(const Row& row, const Statistics& statistics, const SolveOp
 // Sum of p_j values_j over rows of `width` columns.
 Vector weighted_sum(Span p, Span values, size_t width);
 double dot(Span a, Span b);
+bool all_finite(Span values);
 // (key - mean).x, centered before the product: x can be large in directions the keys do not reach.
 double centered_dot(Span key, Span mean, Span x);
 

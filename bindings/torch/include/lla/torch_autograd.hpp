@@ -47,10 +47,10 @@ using InferenceSignature = at::Tensor(const at::Tensor&, const at::Tensor&, cons
                                       const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, c10::SymInt,
                                       c10::SymInt, std::optional<double>, bool, c10::SymInt, c10::SymInt, double,
                                       int64_t, c10::string_view, MaybeText);
-using BackwardSignature = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
+using BackwardSignature = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
     const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const MaybeTensor&, const MaybeTensor&,
     const at::Tensor&, const MaybeTensor&, const MaybeTensor&, c10::SymInt, c10::SymInt, std::optional<double>, bool,
-    c10::SymInt, c10::SymInt, double, int64_t, c10::string_view, MaybeText, bool, bool, bool, bool);
+    c10::SymInt, c10::SymInt, double, int64_t, c10::string_view, MaybeText, bool, bool, bool, bool, bool);
 
 template <class Signature>
 auto find(const char* name) {
@@ -96,12 +96,12 @@ class Attention : public ::torch::autograd::Function<Attention> {
     const auto implementation = data["implementation"].toOptional<std::string>();
     const bool ridge = saved[3].defined();
     at::AutoDispatchBelowADInplaceOrView guard;
-    auto [dq, dk, dv, dlast] = op.call(
+    auto [dq, dk, dv, dlast, row_info] = op.call(
         grads[0].contiguous(), saved[0], saved[1], saved[2], maybe(saved[3]), maybe(saved[4]), saved[7],
         maybe(saved[5]), maybe(saved[6]), lengths[0], lengths[1], data["scale"].toOptional<double>(),
         data["causal"].toBool(), window[0], window[1], data["tol"].toDouble(), data["max_iterations"].toInt(), solver,
         text(implementation), context->needs_input_grad(0), context->needs_input_grad(1), context->needs_input_grad(2),
-        context->needs_input_grad(3));  // the fourth tensor given: ridge or x
+        context->needs_input_grad(3) /* the fourth tensor given: ridge or x */, /*info=*/false);
     const auto wanted = [&](size_t input, at::Tensor grad) {
       return context->needs_input_grad(input) ? grad : at::Tensor();
     };

@@ -63,6 +63,7 @@ struct Run {
     params.head_count = static_cast<int32_t>(key_heads());
     params.heads_kv = static_cast<int32_t>(p.heads_kv);
     params.positions = static_cast<int32_t>(keys_per_head());
+    params.end = p.packed ? call.cu_seqlens_k + p.batch : nullptr;
     params.padded = padded;
     return run_prepass(params, stream);
   }
@@ -236,9 +237,7 @@ struct Run {
 Status backward(const core::BackwardCall& call, const core::Plan& plan) {
   const DeviceGuard guard(call.problem.device_index);
   if (!guard.status()) return guard.status();
-  LLA_RETURN_IF_ERROR(check_pointer(call.q.data, call.problem.device_index, "q"));
-  LLA_RETURN_IF_ERROR(check_pointer(call.k.data, call.problem.device_index, "k"));
-  LLA_RETURN_IF_ERROR(check_pointer(call.workspace, call.problem.device_index, "workspace"));
+  LLA_RETURN_IF_ERROR(check_pointers(call));
   return Run{call, plan}.all();
 }
 

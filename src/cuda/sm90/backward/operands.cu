@@ -40,6 +40,21 @@ __device__ __forceinline__ float dot(const float (&a)[8], const float (&b)[8]) {
   return sum;
 }
 
+// The key pass brings whole tiles of rows: up to one of them lies behind a packed batch's last sequence, where no row is
+// made. Their weights are zero, but zero times what the workspace happens to hold may be NaN.
+template <int kPadded, bool kSolve>
+__device__ __forceinline__ void zero_behind_last_sequence(const OperandParams& p, const Place& place) {
+  constexpr int kLanes = kPadded / 8;
+  if (!p.shape.packed || place.batch != p.shape.batch - 1 || place.first != 0) return;
+  const int32_t end = place.start_q + place.length_q, rows = min(kOperandRows, p.shape.total_q - end);
+  for (int i = threadIdx.x; i < rows * kLanes; i += kThreads) {
+    const int64_t to = (int64_t{place.head} * p.shape.total_q + end + i / kLanes) * kPadded + i % kLanes * 8;
+    for (const int operand : {kOpQ, kOpG, kOpXHigh})
+      *reinterpret_cast<uint4*>(p.operand[operand] + to) = make_uint4(0, 0, 0, 0);
+    if constexpr (kSolve) *reinterpret_cast<uint4*>(p.operand[kOpYHigh] + to) = make_uint4(0, 0, 0, 0);
+  }
+}
+
 // -x y of the row to where λ's gradient wants it; returns the row's sum. `unit` is y's.
 template <int kLanes>
 __device__ __forceinline__ float ridge_row(const OperandParams& p, const Place& place, int32_t position, bool here,
@@ -75,6 +90,7 @@ __global__ void __launch_bounds__(kThreads, 3) operands_kernel(const __grid_cons
     p.head_exponents[2 * place.statistics] = -15 - head.rows;
     p.head_exponents[2 * place.statistics + 1] = -15 - head.g;
   }
+  zero_behind_last_sequence<kPadded, kSolve>(p, place);
   const int column = threadIdx.x % kLanes * 8;
   uint32_t low_sweeps = 0;  // those whose row of this thread has low parts
 #pragma unroll 1
@@ -223,8 +239,8 @@ Status run_operands(const OperandParams& params, cudaStream_t stream) {
 }
 
 Status run_ridge_sum(const RidgeSumParams& params, cudaStream_t stream) {
-  ridge_sum_kernel<<<params.per_head ? params.heads_q : 1, kThreads, 0, stream>>>(params);
-  return launched("the sum of the ridge's gradient");
+  return launch(ridge_sum_kernel, int64_t{params.per_head ? params.heads_q : 1}, kThreads, 0, stream,
+                "the sum of the ridge's gradient", params);
 }
 
 }  // namespace lla::cuda::sm90
