@@ -66,13 +66,20 @@ typedef enum lla_weights {
   LLA_WEIGHTS_CACHED = 2     /* kept per block of queries, in the workspace */
 } lla_weights;
 
+/* What f32 tensors may be rounded to on their way into products. f64, bf16 and f16 do not depend on it. */
+typedef enum lla_precision {
+  LLA_PRECISION_FULL = 0,
+  LLA_PRECISION_TF32 = 1 /* 11 significant bits, as torch's TF32: allows the tensor cores; sums and outputs stay f32 */
+} lla_precision;
+
 /* What a row of the info output says. */
 typedef enum lla_row_status {
   LLA_ROW_OK = 0,
   LLA_ROW_MAX_ITERATIONS = 1, /* the tolerance was not met; the last iterate is used */
   LLA_ROW_BREAKDOWN = 2,      /* rounding is all that is left: vanishing or non-positive curvature (or pivot), a residual
                                  that falls no further, a result its type cannot hold; the last good iterate is used */
-  LLA_ROW_NAN = 3             /* a negative or NaN ridge, or a non-finite q, k, v or gradient in the row */
+  LLA_ROW_NAN = 3,            /* a negative or NaN ridge, or a non-finite q, k, v or gradient in the row */
+  LLA_ROW_PRECISION = 4       /* it sees a key or value so far (2^-28) below its head's largest that digits are lost */
 } lla_row_status;
 
 #define LLA_MAX_DIMS 4
@@ -101,6 +108,7 @@ typedef struct lla_options {
   int32_t max_iterations;     /* of conjugate gradients; 0 (default) means max(64, 4 D) */
   int32_t solver;             /* lla_solver */
   int32_t weights;            /* lla_weights */
+  int32_t precision;          /* lla_precision */
 } lla_options;
 
 LLA_API void lla_options_init(lla_options* options);

@@ -33,6 +33,7 @@ enum class Weights : int32_t {
   recompute = LLA_WEIGHTS_RECOMPUTE,
   cached = LLA_WEIGHTS_CACHED
 };
+enum class Precision : int32_t { full = LLA_PRECISION_FULL, tf32 = LLA_PRECISION_TF32 };
 
 // Result of a call: a code and, when it failed, the reason.
 class [[nodiscard]] Status {

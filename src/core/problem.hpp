@@ -55,6 +55,7 @@ struct Problem {
   int max_iterations = 64;
   Solver solver = Solver::automatic;
   Weights weights = Weights::automatic;
+  Precision precision = Precision::full;
   int64_t cached_weights_limit = int64_t{1} << 30;
   bool dense_rows = true;  // every row of q, k, v, o is contiguous and 16-byte aligned, with 16-byte strides
 

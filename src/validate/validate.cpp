@@ -34,6 +34,8 @@ Status read_options(const lla_options& o, Problem& p) {
     return invalid(cat("options.solver: ", o.solver, " is not an lla_solver"));
   if (o.weights < LLA_WEIGHTS_AUTO || o.weights > LLA_WEIGHTS_CACHED)
     return invalid(cat("options.weights: ", o.weights, " is not an lla_weights"));
+  if (o.precision < LLA_PRECISION_FULL || o.precision > LLA_PRECISION_TF32)
+    return invalid(cat("options.precision: ", o.precision, " is not an lla_precision"));
   p.scale = std::isnan(o.scale) ? 1 / std::sqrt(static_cast<double>(p.dim)) : o.scale;
   p.tolerance = std::isnan(o.tolerance) ? default_tolerance(p.dtype) : o.tolerance;
   // A window longer than the sequences reaches no further than they do; here, so that nobody's sums overflow.
@@ -43,6 +45,7 @@ Status read_options(const lla_options& o, Problem& p) {
   p.max_iterations = o.max_iterations > 0 ? o.max_iterations : default_max_iterations(p.dim);
   p.solver = static_cast<Solver>(o.solver);
   p.weights = static_cast<Weights>(o.weights);
+  p.precision = static_cast<Precision>(o.precision);
   return {};
 }
 

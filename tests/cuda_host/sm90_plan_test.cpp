@@ -166,8 +166,8 @@ TEST(Sm90Workspace, SectionsAreAlignedAndInOrder) {
   p.packed = true;
   p.total_q = p.total_k = 2001;
   const WorkspaceLayout at(p, 7, 1024 * 5);
-  const int64_t order[] = {at.header, at.head_statistics, at.bad_keys, at.bad_values, at.keys,
-                           at.values, at.scratch,         at.weights,  at.size};
+  const int64_t order[] = {at.header, at.head_statistics, at.key_marks, at.value_marks, at.keys,
+                           at.values, at.scratch,         at.weights,   at.size};
   for (int i = 0; i + 1 < 9; ++i) {
     EXPECT_LE(order[i], order[i + 1]);
     EXPECT_EQ(order[i] % kWorkspaceAlignment, 0);

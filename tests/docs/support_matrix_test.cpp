@@ -22,6 +22,11 @@ const Feature kFeatures[] = {
     {"bf16, f16", [](Problem& p) { p.dtype = p.out_dtype = DType::bf16; }},
     {"bf16, f16 in, f32 out", [](Problem& p) { p.dtype = DType::f16, p.out_dtype = DType::f32; }},
     {"f32", [](Problem& p) { p.dtype = p.out_dtype = DType::f32; }},
+    {"f32 where TF32 is allowed",
+     [](Problem& p) {
+       p.dtype = p.out_dtype = DType::f32;
+       p.precision = Precision::tf32;
+     }},
     {"f64", [](Problem& p) { p.dtype = p.out_dtype = DType::f64; }},
     {"D = 64, 128", [](Problem& p) { p.dim = p.value_dim = 128; }},
     {"D a multiple of 8 up to 128", [](Problem& p) { p.dim = p.value_dim = 80; }},

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "cuda/sm90/fragment.cuh"
+#include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/scale.hpp"
 #include "lla/lla.h"
 
@@ -39,10 +40,18 @@ struct Solve {
   Pair<int> iterations;
   Pair<int> status;  // lla_row_status
   Pair<bool> active;
+  Pair<bool> strict;  // half the tolerance: see StepCheck
+  Pair<int> loose;    // bits that M is above the tight bound of the logits: weights are smaller by so many
+};
+
+// What the rows' solutions are like: from these follows how small a residual must be.
+struct SolutionSizes {
+  Pair<float> square, along;  // |x|² and x·p of the fp16 direction
 };
 
 // A pass over the keys needs every register: what it does not use of the rows' state waits in scratch memory, two
-// vectors a row: what the end of a step changes, and the rest. All threads of a quad read those of both rows.
+// vectors a row: what the end of a step changes, and the rest. All threads of a quad read those of both rows. Behind
+// them what only the first steps, or only the backward's, need.
 struct SolveMemory {
   using Words = float4[2][2];
 
@@ -62,8 +71,8 @@ struct SolveMemory {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const uint32_t exponent = __float_as_uint(s.inverse[r]) >> 23;
-      flags[r] = __uint_as_float(static_cast<uint32_t>(s.iterations[r]) << 11 | exponent << 3 | s.status[r] << 1 |
-                                 s.active[r]);
+      flags[r] = __uint_as_float(static_cast<uint32_t>(s.iterations[r]) << 17 | s.loose[r] << 13 | s.strict[r] << 12 |
+                                 exponent << 4 | s.status[r] << 1 | s.active[r]);
     }
     *place(group, 0, second(lane), lane) =
         make_float4(own(s.rr, lane), own(s.norm_squared, lane), own(s.rp, lane), own(flags, lane));
@@ -79,8 +88,9 @@ struct SolveMemory {
       const float4 &a = words[0][r], &b = words[1][r];
       const uint32_t flags = __float_as_uint(a.w);
       s.rr[r] = a.x, s.norm_squared[r] = a.y, s.rp[r] = a.z;
-      s.iterations[r] = static_cast<int>(flags >> 11), s.status[r] = flags >> 1 & 3, s.active[r] = flags & 1;
-      s.inverse[r] = __uint_as_float((flags >> 3 & 255) << 23);
+      s.iterations[r] = static_cast<int>(flags >> 17), s.status[r] = flags >> 1 & 7, s.active[r] = flags & 1;
+      s.strict[r] = flags >> 12 & 1, s.loose[r] = flags >> 13 & 15;
+      s.inverse[r] = __uint_as_float((flags >> 4 & 255) << 23);
       s.rr_start[r] = b.x, s.omega[r] = b.y, s.ridge[r] = b.z, s.curvature[r] = b.w;
     }
   }
@@ -88,6 +98,27 @@ struct SolveMemory {
     Words words;
     fetch(words, group, lane);
     unpack(words, s);
+  }
+  // How far from 0 and 1 a row's largest weight is. The solution is zero.
+  __device__ __forceinline__ static void store_balance(float4* group, const Pair<float>& balance, const Lane& lane) {
+    *place(group, 2, second(lane), lane) = make_float4(0, 0, own(balance, lane), 0);
+    __syncwarp();
+  }
+  __device__ __forceinline__ static void fetch_balance(Pair<float>& balance, const float4* group, const Lane& lane) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) balance[r] = place(group, 2, r, lane)->z;
+  }
+  __device__ __forceinline__ static void store_sizes(float4* group, const SolutionSizes& x, const Lane& lane) {
+    *reinterpret_cast<float2*>(place(group, 2, second(lane), lane)) =
+        make_float2(own(x.square, lane), own(x.along, lane));
+    __syncwarp();
+  }
+  __device__ __forceinline__ static void fetch_sizes(SolutionSizes& x, const float4* group, const Lane& lane) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float2 v = *reinterpret_cast<const float2*>(place(group, 2, r, lane));
+      x.square[r] = v.x, x.along[r] = v.y;
+    }
   }
 
  private:
@@ -123,13 +154,17 @@ __device__ __forceinline__ float inverse_power_of_two(float x) {
   return __uint_as_float((254u << 23) - __float_as_uint(x));
 }
 
-// The bound |E| <= 2 |p| max|k| fixes the scale of U before any tile is seen. An error of the centre shifts all E of a
-// row alike, which the row-sum correction takes out again: the mean may be rounded.
+// 2^e for e from 0 to 15.
+__device__ __forceinline__ float small_power(int e) { return __uint_as_float(static_cast<uint32_t>(e + 127) << 23); }
+
+// The bound |E| <= 2 |p| max|k| fixes the scale of U before any tile is seen; where weights are small because M is
+// loose, E may be larger. An error of the centre shifts all E of a row alike, which the row-sum correction takes out
+// again: the mean may be rounded.
 __device__ __forceinline__ void finish_direction(Direction& d, const Pair<float>& norm_squared, const Pair<float>& dots,
-                                                 float largest_key_norm) {
+                                                 float largest_key_norm, const Pair<int>& loose) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    d.scale[r] = power_of_two_below(2.001f * fast_sqrt(norm_squared[r]) * largest_key_norm);
+    d.scale[r] = power_of_two_below(2.001f * fast_sqrt(norm_squared[r]) * largest_key_norm) * small_power(loose[r]);
     d.centre[r] = dots[r] * d.scale[r];
   }
 }
@@ -169,7 +204,7 @@ __device__ __forceinline__ void make_direction(uint32_t (&p)[kDim / 4], const fl
     s.rp[r] = quad_sum(rp[r]);
     dots[r] = quad_sum(dots[r]);
   }
-  finish_direction(d, s.norm_squared, dots, largest_key_norm);
+  finish_direction(d, s.norm_squared, dots, largest_key_norm, s.loose);
 }
 
 // r = rhs; rows that are not solved (already zero, no keys, NaN) have active = false and get a zero direction.
@@ -183,6 +218,8 @@ __device__ __forceinline__ void start_solve(Solve& solve, float (&r)[kDim / 2]) 
     solve.rr[i] = solve.rr_start[i] = quad_sum(squares[i]);
     solve.curvature[i] = 0;
     solve.iterations[i] = 0;
+    solve.strict[i] = false;
+    solve.loose[i] = 0;
     solve.status[i] = LLA_ROW_OK;
     solve.active[i] = solve.active[i] && solve.rr[i] > 0;
   }
@@ -193,7 +230,27 @@ __device__ __forceinline__ void start_solve(Solve& solve, float (&r)[kDim / 2]) 
 struct StepLimits {
   float tolerance_squared;
   int least_iterations, max_iterations;
+  // kPart only: |r|² is also to be below this many times |λ x|², but need not be below `least_squared` of the first.
+  float part_squared, least_squared;
 };
+
+// Where attention is peaked, the first steps of a solve can be far larger than its solution: along them E is large at
+// one key and the next, and the later steps take it back. What rounding U to fp16 leaves behind then stays in x. The
+// size of a step's U against that of the solution's is bounded by
+//   N = m V / (1 + m V / H²),   V = α² p·Mp = Σ w E²,   H = (μ + λ) / (ρ + λ),   m = min(w, 1 - w) of the largest
+//   weight,
+// with M the data part of A, ρ = p·Mp / |p|² and μ = |Mp|² / p·Mp. A step with a larger N than `most` is not taken: its
+// pass is repeated with U in two parts. A row above kStrict is solved to half the tolerance.
+struct StepCheck {
+  static constexpr int kPasses = 3;  // the first ones
+  static constexpr float kStrict = 32;
+
+  float most;   // +inf: the pass had U in two parts already
+  int barrier;  // of the warpgroup
+
+  __device__ __forceinline__ static float most_of(int pass) { return pass == 0 ? 64.0f : 256.0f; }
+};
+enum class StepEnd { stop, go_on, repeat };
 
 // Where a thread's parts of a warpgroup's vectors are, in fragment order.
 struct Vectors {
@@ -261,17 +318,19 @@ __device__ __forceinline__ float scale_of_square(float square) {
 }
 
 // One step from product = Σ U k and its row sums: A p = (product - sums mean) / units + Λ p.
-// p holds the direction, and then the next one. Updates x, r and the rows' state, which goes back to memory. Returns
-// whether a row goes on.
+// p holds the direction, and then the next one. Updates x, r and the rows' state, which goes back to memory. Says
+// whether a row goes on, or that a row's step would be too large for what the pass had (`check`: see there; null for
+// none), and then nothing has changed.
 //
 // What the next pass needs of the new direction p' = s (r + β p) beside its words, |p'|², r·p' and p'·mean, would take
 // three dot products at the very end. It follows from r·r, r·p and r·mean instead, which come with the work on r.
 // Rounding p' to fp16 is left out of it: 2^-12 of every element, of random sign. In p·mean that would add up, but the
 // row sums say how far off it was. (r·p is zero but for rounding. Taken to be zero, |p'|² drifts off where λ is 0.)
-template <int kDim>
-__device__ __forceinline__ bool step(const StepInputs<kDim>& in, float (&product)[kDim / 2], const Pair<float>& sums,
-                                     uint32_t (&p)[kDim / 4], Direction& d, const Vectors& at, const Lane& lane,
-                                     float largest_key_norm, const StepLimits& limits) {
+// kPart: the solution's size counts, too (core::StopRule).
+template <int kDim, bool kPart>
+__device__ __forceinline__ StepEnd step(const StepInputs<kDim>& in, float (&product)[kDim / 2], const Pair<float>& sums,
+                                        uint32_t (&p)[kDim / 4], Direction& d, const Vectors& at, const Lane& lane,
+                                        float largest_key_norm, const StepLimits& limits, const StepCheck* check) {
   constexpr int kQuads = kDim / 8;
   SolveMemory::Words state;
   SolveMemory::fetch(state, in.state, lane);
@@ -312,11 +371,42 @@ __device__ __forceinline__ bool step(const StepInputs<kDim>& in, float (&product
     curvature[h] = parts[h][0] + parts[h][1];
   }
 
+  Pair<float> energy;  // p·Mp
+#pragma unroll
+  for (int h = 0; h < 2; ++h) energy[h] = fmaf(-sums[h], pm[h], quad_sum(curvature[h]));
+  if (check != nullptr) {
+    Pair<float> squares = {0, 0}, balance;
+    SolveMemory::fetch_balance(balance, in.state, lane);
+#pragma unroll
+    for (int i = 0; i < kDim / 4; ++i) {
+      const float2 m = unpack(mean[i]);
+      const float a = fmaf(-sums[i & 1], m.x, product[2 * i]), b = fmaf(-sums[i & 1], m.y, product[2 * i + 1]);
+      squares[i & 1] = fmaf(a, a, fmaf(b, b, squares[i & 1]));
+    }
+    forget(mean);
+    bool repeat = false;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float inverse = fast_reciprocal(units[h]);
+      const float rho = energy[h] * inverse * fast_reciprocal(s.norm_squared[h]);
+      const float mu = quad_sum(squares[h]) * inverse * fast_reciprocal(energy[h]);
+      const float lambda = s.ridge[h];
+      const float length = s.rp[h] * fast_reciprocal(s.norm_squared[h] * (rho + lambda));
+      const float size = balance[h] * length * length * (energy[h] * inverse);
+      const float higher = (mu + lambda) * fast_reciprocal(rho + lambda);
+      const float n = size * fast_reciprocal(fmaf(size, fast_reciprocal(higher * higher), 1.0f));
+      const bool counts = s.active[h] && energy[h] > 0;
+      repeat |= counts && n > check->most;
+      s.strict[h] = s.strict[h] || (counts && n > StepCheck::kStrict);
+    }
+    if (named_any(check->barrier, kWarpgroup, repeat)) return StepEnd::repeat;
+  }
+
   Pair<float> alpha, along_product, along_mean, along_p;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     // p·(product - sums mean + λ p), of which p·mean and |p|² are known.
-    const float pap = fmaf(ridge[h], s.norm_squared[h], fmaf(-sums[h], pm[h], quad_sum(curvature[h])));
+    const float pap = fmaf(ridge[h], s.norm_squared[h], energy[h]);
     const float relative = pap * fast_reciprocal(units[h] * s.norm_squared[h]);
     const float largest = fmaxf(s.curvature[h], relative);
     const float length = s.rp[h] * fast_reciprocal(pap);
@@ -358,13 +448,27 @@ __device__ __forceinline__ bool step(const StepInputs<kDim>& in, float (&product
   }
 
   Pair<float> beta, scale, dots;
+  SolutionSizes sizes;
+  if constexpr (kPart) {
+    SolveMemory::fetch_sizes(sizes, in.state, lane);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      sizes.square[h] = fmaf(alpha[h], fmaf(alpha[h], s.norm_squared[h], 2 * sizes.along[h]), sizes.square[h]);
+      sizes.along[h] = fmaf(alpha[h], s.norm_squared[h], sizes.along[h]);
+    }
+  }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float now = quad_sum(squares[h][0] + squares[h][1]), rp = quad_sum(with_p[h][0] + with_p[h][1]),
                 rm = quad_sum(with_mean[h][0] + with_mean[h][1]);
     const float ratio = now * fast_reciprocal(s.rr[h]), start = s.rr_start[h];
     const bool enough = s.iterations[h] >= limits.least_iterations || now <= 1e-16f * start;
-    const bool solved = now <= limits.tolerance_squared * start && enough;
+    float wanted = (s.strict[h] ? 0.25f * limits.tolerance_squared : limits.tolerance_squared) * start;
+    if constexpr (kPart) {
+      const float left = s.ridge[h] * s.ridge[h] * sizes.square[h];
+      wanted = fminf(wanted, fmaxf(limits.part_squared * left, limits.least_squared * start));
+    }
+    const bool solved = now <= wanted && enough;
     const bool last = s.iterations[h] >= limits.max_iterations, grown = !(now < kMostGrowth * start);
     const bool was = s.active[h];
     s.status[h] = !was || solved ? s.status[h]
@@ -381,6 +485,7 @@ __device__ __forceinline__ bool step(const StepInputs<kDim>& in, float (&product
     s.inverse[h] = inverse_power_of_two(scale[h]);
     scale[h] = s.active[h] ? scale[h] : 0.0f;
     s.rp[h] = scale[h] * fmaf(beta[h], rp, now);
+    if constexpr (kPart) sizes.along[h] *= scale[h] * beta[h];  // x·r is zero but for rounding
     s.norm_squared[h] = scale[h] * scale[h] * square;
     dots[h] = s.active[h] ? scale[h] * fmaf(beta[h], pm[h], rm) : 0.0f;
   }
@@ -390,9 +495,10 @@ __device__ __forceinline__ bool step(const StepInputs<kDim>& in, float (&product
     p[i] = pack(fmaf(beta[h], v[2 * i], product[2 * i]) * scale[h],
                 fmaf(beta[h], v[2 * i + 1], product[2 * i + 1]) * scale[h]);
   }
-  finish_direction(d, s.norm_squared, dots, largest_key_norm);
+  finish_direction(d, s.norm_squared, dots, largest_key_norm, s.loose);
   SolveMemory::store_changed(in.state, s, lane);
-  return s.active[0] || s.active[1];
+  if constexpr (kPart) SolveMemory::store_sizes(in.state, sizes, lane);
+  return s.active[0] || s.active[1] ? StepEnd::go_on : StepEnd::stop;
 }
 
 }  // namespace lla::cuda::sm90

@@ -26,7 +26,7 @@ inline Ridge ridge_of(const core::Operand& o, core::RidgeShape shape) {
 
 // A zero scale means equal weights; the smallest one keeps masked logits (-inf times it) at -inf.
 inline float scale_log2(double scale) {
-  return std::max(static_cast<float>(std::abs(scale) * std::numbers::log2e), 1e-20f);
+  return std::max(static_cast<float>(std::abs(scale) * std::numbers::log2e), 1e-37f);
 }
 
 }  // namespace lla::cuda::sm90

@@ -84,8 +84,9 @@ WorkspaceLayout forward_layout(const Problem& p, const core::Plan& plan) {
 std::string refuse(const Problem& p, const core::Machine& m) {
   if (m.cuda.arch != 90)
     return cat("needs compute capability 9.0, this device has ", m.cuda.arch / 10, ".", m.cuda.arch % 10);
-  if (p.dtype != DType::bf16 && p.dtype != DType::f16)
-    return cat("takes bf16 and f16 inputs, not ", core::name(p.dtype));
+  if (p.dtype == DType::f32 && p.precision != Precision::tf32)
+    return "takes f32 inputs only where options.precision allows TF32";
+  if (p.dtype == DType::f64) return "takes bf16, f16 and f32 inputs, not f64";
   if (p.dim > 128 || p.value_dim > 128) return "takes head dimensions up to 128";
   if (p.dim % 8 != 0 || p.value_dim % 8 != 0) return "takes head dimensions that are multiples of 8";
   if (p.solver == Solver::direct) return "solves by conjugate gradients only";

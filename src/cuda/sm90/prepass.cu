@@ -1,6 +1,7 @@
 // Two small kernels, both bound by memory: the largest finite magnitude of every head, then the scaled copies; one
 // kernel for both where heads are short. A row with a non-finite element is written as zeros and marked: it cannot
-// disturb anyone who does not see it, and the forward kernel makes the rows that do see it NaN.
+// disturb anyone who does not see it, and the forward kernel makes the rows that do see it NaN. A row so small that
+// fp16 loses digits is marked, too: who sees it says so.
 #include "cuda/common/launch.cuh"
 #include "cuda/sm90/prepass.hpp"
 #include "cuda/sm90/ptx.cuh"
@@ -56,11 +57,11 @@ __device__ __forceinline__ float largest_of(const PrepassParams& p, const Prepas
   return block_max(largest);
 }
 
-// Writes the scaled copy of a part, marks its bad rows and counts them in `bad_rows`. Returns the largest squared norm
-// among the rows this thread took part in.
+// Writes the scaled copy of a part, marks its rows and counts those in `marked`. Returns the largest squared norm among
+// the rows this thread took part in.
 template <int kPadded>
 __device__ __forceinline__ float copy_part(const PrepassParams& p, const PrepassOperand& operand, const Part& part,
-                                           float largest, uint32_t* bad_rows) {
+                                           float largest, uint32_t* marked) {
   constexpr int kLanes = kPadded / 8;  // threads of a row
   const int batch = part.head / p.heads_kv, head = part.head % p.heads_kv;
   const float scale = power_of_two_scale(largest);
@@ -88,14 +89,20 @@ __device__ __forceinline__ float copy_part(const PrepassParams& p, const Prepass
       const float2 back = __half22float2(h);
       norm += back.x * back.x + back.y * back.y;
     }
-    for (int mask = kLanes / 2; mask > 0; mask /= 2) norm += __shfl_xor_sync(0xffffffffu, norm, mask);
+    float most = 0;
+    for (int j = 0; j < 8; ++j) most = fmaxf(most, fabsf(x[j]));
+    for (int mask = kLanes / 2; mask > 0; mask /= 2) {
+      norm += __shfl_xor_sync(0xffffffffu, norm, mask);
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, mask));
+    }
     largest_norm = fmaxf(largest_norm, norm);
     if (!here) continue;
     *reinterpret_cast<uint4*>(operand.copy + (first_row + position) * kPadded + lane * 8) =
         make_uint4(words[0], words[1], words[2], words[3]);
     if (lane == 0) {
-      operand.bad[first_row + position] = bad;
-      if (bad) atomicAdd(bad_rows, 1u);
+      const Mark mark = bad ? kNotFinite : most > 0 && most < kLeastOfLargest * largest ? kTooSmall : kOrdinary;
+      operand.marks[first_row + position] = mark;
+      if (mark != kOrdinary) atomicAdd(marked, 1u);
     }
   }
   return largest_norm;
@@ -134,7 +141,7 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ 
   if (part.first == 0 && threadIdx.x == 0) {
     (operand.keys ? statistics.largest_key : statistics.largest_value) = __float_as_uint(largest);
   }
-  float largest_norm = copy_part<kPadded>(p, operand, part, largest, &statistics.bad_keys);
+  float largest_norm = copy_part<kPadded>(p, operand, part, largest, &statistics.marked);
   if (!operand.keys) return;
   largest_norm = block_max(largest_norm);
   if (threadIdx.x == 0) atomicMax(&statistics.largest_norm, norm_bound(largest_norm));
@@ -143,22 +150,22 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ 
 // Everything for heads that one block can take: nothing need be cleared before it.
 template <int kPadded>
 __global__ void __launch_bounds__(kThreads) whole_heads_kernel(const __grid_constant__ PrepassParams p) {
-  __shared__ uint32_t bad_rows;
+  __shared__ uint32_t marked;
   let_next_kernel_begin();
   if (threadIdx.x == 0) {
-    bad_rows = 0;
+    marked = 0;
     if (blockIdx.x == 0) *p.header = Header{};
   }
   const Part part{static_cast<int32_t>(blockIdx.x), 0, p.positions};
   // The first maximum's barriers stand between the zero above and the counting.
   const float largest_key = largest_of(p, p.operand[0], part);
-  const float largest_norm = block_max(copy_part<kPadded>(p, p.operand[0], part, largest_key, &bad_rows));
+  const float largest_norm = block_max(copy_part<kPadded>(p, p.operand[0], part, largest_key, &marked));
   const float largest_value = largest_of(p, p.operand[1], part);
-  copy_part<kPadded>(p, p.operand[1], part, largest_value, &bad_rows);
+  copy_part<kPadded>(p, p.operand[1], part, largest_value, &marked);
   __syncthreads();
   if (threadIdx.x == 0) {
     p.heads[part.head] = {__float_as_uint(largest_key), __float_as_uint(largest_value), norm_bound(largest_norm),
-                          bad_rows};
+                          marked};
   }
 }
 

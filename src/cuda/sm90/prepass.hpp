@@ -12,7 +12,7 @@ struct PrepassOperand {
   Rows rows;
   int32_t dim;     // its own; the copy is padded with zeros
   uint16_t* copy;  // fp16, [head][position][padded]
-  uint8_t* bad;    // per [head][position]
+  uint8_t* marks;  // Mark per [head][position]
   bool keys;       // keys: their largest norm is wanted, too
 };
 

@@ -12,7 +12,7 @@ namespace lla::cuda::sm90 {
 
 inline constexpr float kWeightExponent = 15;
 inline constexpr float kWeightScale = 32768;
-// M may be so much above the largest logit: U, some 2^-10 of the weights in size, then keeps its eleven bits.
+// M may be so much above the largest logit: the scale of E makes up for it, as far as fp16 goes.
 inline constexpr float kLooseBits = 13;
 
 // What turns a thread's raw scores into logits.

@@ -15,8 +15,13 @@ struct HeadStatistics {
   uint32_t largest_key;    // of |k|, finite elements
   uint32_t largest_value;  // of |v|
   uint32_t largest_norm;   // of the scaled fp16 keys
-  uint32_t bad_keys;       // keys or values with a non-finite element
+  uint32_t marked;         // keys and values that are marked: Mark
 };
+
+// What the pre-pass found of a key or value. A row below 2^-28 of its head's largest element keeps fewer than 11 bits
+// as fp16 with the head's scale.
+enum Mark : uint8_t { kOrdinary = 0, kNotFinite = 1, kTooSmall = 2 };
+inline constexpr float kLeastOfLargest = 0x1p-28f;
 
 // Zeroed in every call.
 struct Header {
@@ -37,7 +42,7 @@ constexpr int64_t prepass_parts(int64_t positions) { return (positions + kPrepas
 struct WorkspaceLayout {
   int64_t header, head_statistics;
   int64_t part_maxima;              // behind both: of |k| and |v|, per head and kPrepassRows positions
-  int64_t bad_keys, bad_values;     // a byte per key and head, non-zero where a row was not finite
+  int64_t key_marks, value_marks;   // a Mark per key and head
   int64_t keys, values;             // scaled fp16, [head][position][padded dim]
   int64_t scratch, scratch_stride;  // fp32 rows of each resident block, in fragment order
   int64_t weights, weights_stride;  // cached weights of each resident block; stride 0 when recomputed
@@ -45,7 +50,7 @@ struct WorkspaceLayout {
 
   // A block's scratch: these vectors, the ones that may be saved first, then the rows' solver state.
   static constexpr int kMeanK = 0, kMeanV = 1, kX = 2, kRidge = 3, kMeanHalf = 4, kVectors = 5;
-  static constexpr int64_t kRowState = 8;  // floats of a row
+  static constexpr int64_t kRowState = 12;  // floats of a row: SolveMemory
 
   WorkspaceLayout(const core::Problem& p, int workers, int64_t weights_bytes_per_worker) {
     int64_t at = 0;
@@ -58,8 +63,8 @@ struct WorkspaceLayout {
     header = take(sizeof(Header));
     head_statistics = take(heads * static_cast<int64_t>(sizeof(HeadStatistics)));
     part_maxima = take(heads * prepass_parts(keys_per_head) * 2 * 4);
-    bad_keys = take(heads * keys_per_head);
-    bad_values = take(heads * keys_per_head);
+    key_marks = take(heads * keys_per_head);
+    value_marks = take(heads * keys_per_head);
     keys = take(heads * keys_per_head * dim * 2);
     values = take(heads * keys_per_head * dim * 2);
     scratch_stride = int64_t{kBlockRows} * (dim * kVectors + kRowState) * 4;

@@ -54,9 +54,9 @@ struct Run {
   Status keys_and_values() const {
     PrepassParams params{};
     params.operand[0] = {rows_of(call.k), static_cast<int32_t>(p.dim), at<uint16_t>(layout.forward.keys),
-                         at<uint8_t>(layout.forward.bad_keys), true};
+                         at<uint8_t>(layout.forward.key_marks), true};
     params.operand[1] = {rows_of(call.v), static_cast<int32_t>(p.value_dim), at<uint16_t>(layout.forward.values),
-                         at<uint8_t>(layout.forward.bad_values), false};
+                         at<uint8_t>(layout.forward.value_marks), false};
     params.header = at<Header>(layout.forward.header);
     params.heads = at<HeadStatistics>(layout.forward.head_statistics);
     params.part_maxima = at<float>(layout.forward.part_maxima);
@@ -104,10 +104,13 @@ struct Run {
     params.few_keys_tolerance_squared = static_cast<float>(0.25 * p.tolerance * p.tolerance);
     params.few_keys_iterations = 3;
     params.split_passes = std::numeric_limits<int32_t>::max();
-    params.max_iterations = p.max_iterations;
+    params.part_squared = static_cast<float>(100 * p.tolerance * p.tolerance);
+    params.least_squared = 1e-12f;
+    params.max_iterations = std::min(p.max_iterations, kMostIterations);
     params.header = at<Header>(layout.forward.header);
     params.heads = at<HeadStatistics>(layout.forward.head_statistics);
-    params.bad_keys = at<uint8_t>(layout.forward.bad_keys), params.bad_values = at<uint8_t>(layout.forward.bad_values);
+    params.key_marks = at<uint8_t>(layout.forward.key_marks),
+    params.value_marks = at<uint8_t>(layout.forward.value_marks);
     params.scratch = at<float>(layout.forward.scratch);
     params.scratch_stride = layout.forward.scratch_stride / 4;
     params.weights = at<uint4>(layout.forward.weights);

@@ -179,9 +179,9 @@ __global__ void __launch_bounds__(kThreads, 3) operands_kernel(const __grid_cons
     if (p.info.status != nullptr) p.info.status[at] = bad ? LLA_ROW_NAN : LLA_ROW_OK;
     RowUnits units;
     units.one = power_of_two(-alpha);
-    units.dx_exponent = beta - key_scale;
-    units.dq_exponent = kSolve ? unit + key_scale : alpha + beta - key_scale + head.scale;  // with a solve, y's
-    units.scale = PowerOfTwo(alpha + beta - key_scale - units.dq_exponent) * p.scale;
+    units.dx_exponent = beta;
+    units.dq_exponent = kSolve ? unit + key_scale : alpha + beta + head.scale;  // with a solve, y's
+    units.scale = PowerOfTwo(alpha + beta - units.dq_exponent) * p.scale;
     if (zero) units = RowUnits{};
     p.units[at] = units;
   }

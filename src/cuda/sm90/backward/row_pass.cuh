@@ -116,9 +116,9 @@ struct RowPair {
 // Operands of 64 queries x 16 keys (those of column blocks 2 kStep and 2 kStep + 1), and the rounded row sums.
 template <class Config, bool kMasked, int kStep>
 __device__ __forceinline__ void row_pass_elements(uint32_t (&ut)[4], uint32_t (&uq)[4], float (&sum_t)[2],
-                                                  float (&sum_q)[2], float (&sum_b)[2], const uint32_t (&w)[16],
-                                                  const float (&e)[32], const float (&b)[32], const RowPair& row,
-                                                  int32_t first_key) {
+                                                  float (&sum_q)[2], float (&sum_a)[2], float (&sum_b)[2],
+                                                  const uint32_t (&w)[16], const float (&e)[32], const float (&b)[32],
+                                                  const RowPair& row, int32_t first_key) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int j = 2 * kStep + i;
@@ -133,6 +133,7 @@ __device__ __forceinline__ void row_pass_elements(uint32_t (&ut)[4], uint32_t (&
         const float weight = !visible ? 0.f : c == 0 ? pair.x : pair.y;
         const float a1 = fmaf(e[4 * j + 2 * h + c], row.edge_a[h], row.a0[h]);
         const float b1 = fmaf(b[4 * j + 2 * h + c], row.edge_b[h], row.b0[h]);
+        if constexpr (Config::kSolve) sum_a[h] = fmaf(weight, a1, sum_a[h]);
         if constexpr (Config::kTarget) {
           t[c] = weight * b1;
           sum_b[h] += t[c];
@@ -166,15 +167,30 @@ __device__ __forceinline__ void load_half_rows(float (&to)[kDim / 4], const floa
   }
 }
 
-// (sum (u k) - (row sum) x (mean key)) scale, all in units of the scaled keys, for half of the columns.
+// (sum (u k) in units of the scaled keys - (row sum) x (mean key)) scale, for half of the columns.
 template <int kDim>
 __device__ __forceinline__ void centre_half(float (&sums)[kDim / 2], const float (&mean)[kDim / 4], int half,
                                             const float (&row_sum)[2], float key_scale, const float (&scale)[2]) {
 #pragma unroll
   for (int e = 0; e < kDim / 4; ++e) {
     float& sum = sums[half * (kDim / 4) + e];
-    sum = fmaf(-row_sum[row_of(e)], mean[e] * key_scale, sum) * scale[row_of(e)];
+    sum = fmaf(sum, key_scale, -row_sum[row_of(e)] * mean[e]) * scale[row_of(e)];
   }
+}
+
+// b0 - excess and a0 as the key pass shall have them. Where b of a heavy key is the small difference of b0 and B edge,
+// the rounding of b0 - excess would show: of a few factors of `edge` next to one, which change nothing else that
+// counts, the one is taken with which it rounds least.
+__device__ __forceinline__ void move_mean(RowConstants& to, float b0, float excess, float a0, float one) {
+  float least = INFINITY, best = b0 - excess, factor = 0;
+  for (int j = -8; j <= 8; ++j) {
+    const float f = static_cast<float>(j) * 0x1p-23f;
+    const float moved = fmaf(b0, f, -excess), sum = b0 + moved, error = fabsf(moved - (sum - b0));
+    if (error < least) least = error, best = sum, factor = f;
+  }
+  to.b0 = best;
+  to.edge = fmaf(to.edge, factor, to.edge);
+  to.a0 = fmaf(a0 - one, factor, a0);
 }
 
 template <class Config>
@@ -217,7 +233,7 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
   float target[Config::kTarget ? kDim / 2 : 1], dq[kDim / 2];
   for (float& v : target) v = 0;
   for (float& v : dq) v = 0;
-  float sum_t[2] = {0, 0}, sum_q[2] = {0, 0}, sum_b[2] = {0, 0};
+  float sum_t[2] = {0, 0}, sum_q[2] = {0, 0}, sum_a[2] = {0, 0}, sum_b[2] = {0, 0};
   const KeyRange common = common_keys(p.shape, rb.block, first_row, 64);
   const bool all_rows = first_row + 64 <= rb.block.length_q;
   TileRange own = uniform(tiles_of(visible_keys(p.shape, rb.block, first_row, 64), 64));
@@ -285,9 +301,11 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
     const auto run = [&]<int kStep>() {
       uint32_t ut[4], uq[4];
       if (whole) {
-        row_pass_elements<Config, false, kStep>(ut, uq, sum_t, sum_q, sum_b, w, e, b, row, first_key + lane.column);
+        row_pass_elements<Config, false, kStep>(ut, uq, sum_t, sum_q, sum_a, sum_b, w, e, b, row,
+                                                first_key + lane.column);
       } else {
-        row_pass_elements<Config, true, kStep>(ut, uq, sum_t, sum_q, sum_b, w, e, b, row, first_key + lane.column);
+        row_pass_elements<Config, true, kStep>(ut, uq, sum_t, sum_q, sum_a, sum_b, w, e, b, row,
+                                               first_key + lane.column);
       }
       if constexpr (Config::kTarget) pin(ut);
       pin(uq);
@@ -318,9 +336,10 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
     units[h] = p.units[at_row[h]];
     inverse[h] = p.rows[at_row[h]].inverse * 0x1p-15f;
     sum_t[h] = quad_sum(sum_t[h]), sum_q[h] = quad_sum(sum_q[h]), sum_b[h] = quad_sum(sum_b[h]);
+    if constexpr (Config::kSolve) sum_a[h] = quad_sum(sum_a[h]);
     scale_q[h] = units[h].scale * inverse[h] * (Config::kSolve ? 2.f : 1.f);
   }
-  const float key_scale = power_of_two_scale(__uint_as_float(p.heads[rb.statistics].largest_key));
+  const float key_scale = 1.f / power_of_two_scale(__uint_as_float(p.heads[rb.statistics].largest_key));
   // For the key pass, whose sums cannot see it: what rounding left of the sums of P b and dS over the keys, both zero.
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -328,7 +347,12 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
     RowConstants& to = p.rows[at_row[h]];
     const float excess = sum_b[h] * inverse[h];  // of P b'; moves b' ...
     const float c = excess * units[h].one;       // ... and so c', by the sum of P a' times it
-    to.b0 = row.b0[h] - excess;
+    if constexpr (Config::kSolve) {
+      const float a0 = 2.f * (row.a0[h] - sum_a[h] * inverse[h]) + units[h].one;
+      move_mean(to, row.b0[h], excess, a0, units[h].one);
+    } else {
+      to.b0 = row.b0[h] - excess;
+    }
     to.minus_c = Config::kSolve ? 2.f * (row.minus_c[h] - sum_q[h] * inverse[h]) + c : c - sum_q[h] * inverse[h];
     if (row.end[h] - row.begin[h] == 1 && finite(row.b0[h])) {  // one key: a is 1 and b is 0, to the last bit
       to.edge = to.b0 = to.minus_c = 0.f;

@@ -37,6 +37,9 @@ struct SolveConsumer : Consumer<Config> {
   using typename Base::Words;
   static constexpr int kDim = Config::kDim, kKeys = Config::kKeys;
 
+  // Σ exp2(logit - max) of a row below this: one weight is more than a sixteenth of it.
+  static constexpr float kPeaked = 8;
+
   // The scratch vector t is kept in: the saved mean value needs none.
   static constexpr int kTarget = WorkspaceLayout::kMeanV;
 
@@ -46,13 +49,13 @@ struct SolveConsumer : Consumer<Config> {
   // the largest weights on the way. Tiles come as V0 K0 V1 K1 ...: with values first, a ring of three has room for the
   // next tile's values and keys beside this tile's keys.
   __device__ __forceinline__ void target_pass(Vector& target, Pair<float>& sums, Pair<float>& largest,
-                                              const Direction& d) {
+                                              const Direction& d, bool split) {
     __half2 most[2] = {};
 #pragma unroll
     for (int e = 0; e < kDim / 2; ++e) target[e] = 0;
     sums[0] = sums[1] = 0;
     const int count = uniform(this->tiles().count);
-    if (uniform(this->tiles().few_keys)) {
+    if (split) {
       split_target(target, sums, most, d, count);
     } else if (count > 0) {
       whole_target(target, sums, most, d, count);
@@ -143,7 +146,7 @@ struct SolveConsumer : Consumer<Config> {
     t.ring.release(value);
   }
 
-  // The same with U in two parts, one tile after the other: for rows with few keys.
+  // The same with U in two parts, one tile after the other: for rows with few keys, or few heavy ones.
   __device__ __forceinline__ void split_target(Vector& target, Pair<float>& sums, __half2 (&most)[2],
                                                const Direction& d, int count) {
     const TileRange clear = uniform(this->tiles().clear);
@@ -292,10 +295,16 @@ struct SolveConsumer : Consumer<Config> {
       }
     }
     // Values are scaled below 2^15, so their norm is below 2^15 sqrt(dim).
-    finish_direction(d, squares, tau, 0x1p15f * (kDim == 64 ? 8.0f : 11.3138f));
+    finish_direction(d, squares, tau, 0x1p15f * (kDim == 64 ? 8.0f : 11.3138f), {0, 0});
+    // With few heavy keys U is large at them, and t the small difference of large terms.
+    const auto peaked = [&](int r) { return solve.omega[r] > 0 && solve.omega[r] < kPeaked * kWeightScale; };
+    const bool split = named_any(kGroupBarrier + group, kWarpgroup, this->tiles().few_keys || peaked(0) || peaked(1));
     Pair<float> sums, largest;
-    target_pass(rhs, sums, largest, d);
+    target_pass(rhs, sums, largest, d, uniform(split) != 0);
     load_saved(mean, p.saved.mean_k, p.dim, b.block, own_rows, lane);
+    const Pair<float> balance = {Base::balance_of(largest[0], solve.omega[0]),
+                                 Base::balance_of(largest[1], solve.omega[1])};
+    SolveMemory::store_balance(this->row_state(), balance, lane);
     if (lane.column == 0) {
       Pair<KeyRange> keys;
       this->visible(keys, lane);
@@ -475,7 +484,7 @@ struct SolveConsumer : Consumer<Config> {
     const bool active = prepare(this->tiles().item, direction, d);
     const bool more = this->publish(active);
     const int live = this->live_tiles();
-    this->solve(direction, d, live, more);
+    this->template solve<true>(direction, d, live, more);
     if (more) release_ahead(min(live, kTilesAhead));
     write_rows(this->tiles().item);
   }

@@ -31,7 +31,7 @@ struct HeadScales {
     const uint4 head = *reinterpret_cast<const uint4*>(p.heads + head_index);
     key = power_of_two_scale(__uint_as_float(head.x));
     value = power_of_two_scale(__uint_as_float(head.y));
-    key_norm = __uint_as_float(head.z);
+    key_norm = fmaxf(__uint_as_float(head.z), 1.0f);  // also where all keys are zero: scales are made of it
   }
 };
 
@@ -49,6 +49,23 @@ struct OwnRows {
     }
   }
 };
+
+// The marks of the keys and values that a thread's rows see, all or-ed. Looked up only where the head has any.
+__device__ __forceinline__ void marks_seen(Pair<uint32_t>& marks, const ForwardParams& p, int head_index,
+                                           int64_t key_row, const Pair<KeyRange>& keys, const Lane& lane) {
+  marks[0] = marks[1] = kOrdinary;
+  if (p.heads[head_index].marked == 0) return;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    uint32_t seen = 0;
+#pragma unroll 1
+    for (int key = keys[r].begin + lane.column / 2; key < keys[r].end; key += 4) {
+      seen |= p.key_marks[key_row + key] | p.value_marks[key_row + key];
+    }
+    seen |= __shfl_xor_sync(0xffffffffu, seen, 1);
+    marks[r] = seen | __shfl_xor_sync(0xffffffffu, seen, 2);
+  }
+}
 
 // Of the saved and info outputs: core::row_index.
 __device__ __forceinline__ int64_t row_index(const ForwardParams& p, const Block& block, int row) {

@@ -53,12 +53,15 @@ struct Consumer : Passes<Config> {
   }
 
   __device__ __forceinline__ StepLimits limits() const {
-    return tiles().few_keys ? StepLimits{p.few_keys_tolerance_squared, p.few_keys_iterations, p.max_iterations}
-                            : StepLimits{p.tolerance_squared, 0, p.max_iterations};
+    const bool few = tiles().few_keys;
+    return {few ? p.few_keys_tolerance_squared : p.tolerance_squared, few ? p.few_keys_iterations : 0, p.max_iterations,
+            p.part_squared, p.least_squared};
   }
 
-  // A pass over the keys and one step of conjugate gradients. Returns whether a row of this warpgroup goes on.
-  __device__ __forceinline__ bool iterate(DirectionWords& direction, Direction& d, int live, bool split) {
+  // A pass over the keys and one step of conjugate gradients.
+  template <bool kPart>
+  __device__ __forceinline__ StepEnd iterate(DirectionWords& direction, Direction& d, int live, bool split,
+                                             const StepCheck* check) {
     const Lane lane = Base::own_lane();
     Vector acc;
     Pair<float> sums;
@@ -69,24 +72,7 @@ struct Consumer : Passes<Config> {
     });
     const Vectors at{s.residual[group], section(WorkspaceLayout::kX), section(WorkspaceLayout::kRidge),
                      p.ridge.per_dim};
-    return decide(step<kDim>(inputs, acc, sums, direction, d, at, lane, tiles().head.key_norm, limits()));
-  }
-
-  __device__ __forceinline__ void sees_bad_keys(Pair<bool>& sees, int head_index, int64_t key_row,
-                                                const Lane& lane) const {
-    sees[0] = sees[1] = false;
-    if (p.heads[head_index].bad_keys == 0) return;
-    Pair<KeyRange> keys;
-    this->visible(keys, lane);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      uint32_t bad = 0;
-#pragma unroll 1
-      for (int key = keys[r].begin + lane.column / 2; key < keys[r].end; key += 4) {
-        bad |= p.bad_keys[key_row + key] | p.bad_values[key_row + key];
-      }
-      sees[r] = quad_max(bad ? 1.0f : 0.0f) != 0.0f;
-    }
+    return step<kDim, kPart>(inputs, acc, sums, direction, d, at, lane, tiles().head.key_norm, limits(), check);
   }
 
   // Queries into shared memory.
@@ -136,12 +122,17 @@ struct Consumer : Passes<Config> {
     return wrong;
   }
 
-  // ω and mean keys, and the tight bounds of the logits.
-  __device__ __forceinline__ void find_means(Vector& mean, Pair<float>& omega, Pair<float>& bounds) {
+  // ω and mean keys, the tight bounds of the logits, and how far from 0 and 1 the largest weight is.
+  __device__ __forceinline__ void find_means(Vector& mean, Pair<float>& omega, Pair<float>& bounds,
+                                             Pair<float>& balance) {
     Pair<float> largest;
     do {
       this->means_pass(mean, omega, largest);
     } while (publish(correct_bounds(bounds, largest)));
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      balance[r] = balance_of(exp2_fast(fmaf(largest[r], rows.scale[r], rows.shift[r])), omega[r]);
+    }
     const Pair<float> inverse = {reciprocal(omega[0]), reciprocal(omega[1])};
 #pragma unroll
     for (int e = 0; e < kDim / 2; ++e) {
@@ -150,25 +141,33 @@ struct Consumer : Passes<Config> {
     }
   }
 
+  __device__ __forceinline__ static float balance_of(float largest, float omega) {
+    return omega > 0 ? fmaxf(fminf(largest, omega - largest), 0.0f) / omega : 0.0f;
+  }
+
   // Means, right-hand side, ridge and the first direction. Returns whether a row of this thread is to be solved.
   __device__ __forceinline__ bool prepare(DirectionWords& direction, Direction& d) {
     Solve solve;
     Vector mean;
-    Pair<float> bounds;
+    Pair<float> bounds, balance;
     const Lane lane = Base::own_lane();
-    find_means(mean, solve.omega, bounds);
+    find_means(mean, solve.omega, bounds, balance);
+    SolveMemory::store_balance(row_state(), balance, lane);
     Fragment<kDim>::store(section(WorkspaceLayout::kMeanK), mean, lane.thread);
 
     const ForwardBlock b = tiles().item;
     const OwnRows own_rows(b.block, tiles().first_row, lane);
     const HeadScales head = tiles().head;
-    Pair<bool> good, bad;
-    sees_bad_keys(bad, b.head_index, b.key_row, lane);
+    Pair<bool> good;
+    Pair<uint32_t> marks;
+    Pair<KeyRange> keys;
+    this->visible(keys, lane);
+    marks_seen(marks, p, b.head_index, b.key_row, keys, lane);
     Pair<float> back;  // fp16 query -> query in units of the keys
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float q_scale = s.row_scales(group)[lane.row + 8 * r];
-      good[r] = finite(q_scale) && !bad[r];
+      good[r] = finite(q_scale) && !(marks[r] & kNotFinite);
       back[r] = (p.negative_scale ? -head.key : head.key) / (finite(q_scale) ? q_scale : 1.0f);
       solve.ridge[r] = p.ridge.per_dim ? 0.0f : scaled_ridge(row_ridge(p.ridge, b.block, own_rows.row[r]), head.key);
       good[r] = good[r] && solve.ridge[r] >= 0;
@@ -185,9 +184,7 @@ struct Consumer : Passes<Config> {
                        head.key, lane);
     }
     Fragment<kDim>::store_half(reinterpret_cast<uint4*>(section(WorkspaceLayout::kMeanHalf)), mean, lane.thread);
-    Pair<KeyRange> keys;
     Pair<bool> several;
-    this->visible(keys, lane);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       several[r] = keys[r].end - keys[r].begin > 1;  // one key is its own mean: o = v whatever x is
@@ -196,7 +193,8 @@ struct Consumer : Passes<Config> {
     start_solve<kDim>(solve, rhs);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      solve.status[r] = good[r] ? LLA_ROW_OK : LLA_ROW_NAN;
+      solve.status[r] = !good[r] ? LLA_ROW_NAN : marks[r] & kTooSmall ? LLA_ROW_PRECISION : LLA_ROW_OK;
+      solve.loose[r] = min(max(static_cast<int>(kWeightExponent - rows.shift[r] - bounds[r]), 0), 15);
       if (several[r]) continue;
       solve.rr_start[r] = 0;  // nothing was left unsolved
       if (good[r] && solve.omega[r] > 0 && solve.ridge[r] == 0) solve.status[r] = LLA_ROW_BREAKDOWN;
@@ -207,9 +205,8 @@ struct Consumer : Passes<Config> {
         if (!own_rows.exists[r]) continue;
         const int64_t index = row_index(p, b.block, own_rows.row[r]);
         const bool seen = solve.omega[r] > 0;
-        const int loose = static_cast<int>(kWeightExponent - rows.shift[r] - bounds[r]);  // bits above the tight bound
         p.saved.max[index] = !good[r] ? NAN : seen ? bounds[r] : 0.0f;
-        p.saved.omega[index] = !good[r] ? NAN : seen ? ldexpf(solve.omega[r] / kWeightScale, loose) : 0.0f;
+        p.saved.omega[index] = !good[r] ? NAN : seen ? ldexpf(solve.omega[r] / kWeightScale, solve.loose[r]) : 0.0f;
       }
     }
     sync_group();  // the scales of the queries have been read by all
@@ -228,7 +225,7 @@ struct Consumer : Passes<Config> {
     guess_bounds();
     const bool more = publish(prepare(direction, d));
     const int live = live_tiles();
-    solve(direction, d, live, more);
+    const bool split = solve<false>(direction, d, live, more);
     const Needs needs = write_x(direction, d);
     if (publish(needs.mean_value)) {
       write_mean_value(direction, live);
@@ -237,7 +234,7 @@ struct Consumer : Passes<Config> {
     Vector acc;
     Pair<float> sums;
     this->template weighted_pass<true>(acc, sums, direction, needs.low_part ? Parts::both : Parts::high, d, live,
-                                       few_keys());
+                                       split);
     write_output(acc, sums, needs);
   }
 
@@ -246,9 +243,18 @@ struct Consumer : Passes<Config> {
 
   __device__ __forceinline__ bool few_keys() const { return uniform(tiles().few_keys) != 0; }
 
-  __device__ __forceinline__ void solve(DirectionWords& direction, Direction& d, int live, bool more) {
-    const int split = few_keys() ? p.split_passes : 0;
-    for (int pass = 0; more; ++pass) more = iterate(direction, d, live, pass < split);
+  // Returns whether the output pass, too, needs U in two parts.
+  template <bool kPart>
+  __device__ __forceinline__ bool solve(DirectionWords& direction, Direction& d, int live, bool more) {
+    int split = few_keys() ? p.split_passes : 0;  // passes, from the first
+    for (int pass = 0; more; ++pass) {
+      const bool two_parts = pass < split;
+      const StepCheck check{two_parts ? INFINITY : StepCheck::most_of(pass), kGroupBarrier + group};
+      const StepEnd end = iterate<kPart>(direction, d, live, two_parts, pass < StepCheck::kPasses ? &check : nullptr);
+      if (end == StepEnd::repeat) split = pass + 1 + kDim / 4;
+      more = decide(end != StepEnd::stop);
+    }
+    return split > 0;
   }
 
   // Whether a row of this thread needs what rounding x to fp16 leaves over. All in units of the scaled keys; x·(q -
@@ -297,7 +303,7 @@ struct Consumer : Passes<Config> {
     // All threads are then done with the residual, whose place takes x's low part.
     const bool low = uniform(named_any(kGroupBarrier + group, kWarpgroup, needs_low_part(x, solve)));
     Pair<float> one;
-    make_output_direction<kDim>(direction, x, mean, s.spare_operand(group), low, lane, head, d, one);
+    make_output_direction<kDim>(direction, x, mean, s.spare_operand(group), low, lane, head, solve.loose, d, one);
     Pair<bool> value;
     needs_mean_value(value, x, mean);
     if (lane.column == 0) {

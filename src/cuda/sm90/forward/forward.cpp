@@ -48,14 +48,14 @@ ForwardParams params_of(const ForwardCall& call, const core::Plan& plan, const W
   out.scale_log2 = scale_log2(p.scale);
   out.negative_scale = p.scale < 0;
   out.tolerance_squared = out.few_keys_tolerance_squared = static_cast<float>(p.tolerance * p.tolerance);
-  out.max_iterations = p.max_iterations;
+  out.max_iterations = std::min(p.max_iterations, kMostIterations);
   out.split_passes = kSplitPasses;
   out.low_parts = LowParts::of(p.tolerance);
   out.sum_error = static_cast<float>(0.25 * p.tolerance);
   out.header = reinterpret_cast<Header*>(base + at.header);
   out.heads = reinterpret_cast<const HeadStatistics*>(base + at.head_statistics);
-  out.bad_keys = reinterpret_cast<const uint8_t*>(base + at.bad_keys);
-  out.bad_values = reinterpret_cast<const uint8_t*>(base + at.bad_values);
+  out.key_marks = reinterpret_cast<const uint8_t*>(base + at.key_marks);
+  out.value_marks = reinterpret_cast<const uint8_t*>(base + at.value_marks);
   out.scratch = reinterpret_cast<float*>(base + at.scratch);
   out.scratch_stride = at.scratch_stride / 4;
   out.weights = reinterpret_cast<uint4*>(base + at.weights);
@@ -69,9 +69,9 @@ PrepassParams prepass_of(const ForwardCall& call, const WorkspaceLayout& at) {
   std::byte* const base = static_cast<std::byte*>(call.workspace);
   PrepassParams out{};
   out.operand[0] = {rows_of(call.k), static_cast<int32_t>(p.dim), reinterpret_cast<uint16_t*>(base + at.keys),
-                    reinterpret_cast<uint8_t*>(base + at.bad_keys), true};
+                    reinterpret_cast<uint8_t*>(base + at.key_marks), true};
   out.operand[1] = {rows_of(call.v), static_cast<int32_t>(p.value_dim), reinterpret_cast<uint16_t*>(base + at.values),
-                    reinterpret_cast<uint8_t*>(base + at.bad_values), false};
+                    reinterpret_cast<uint8_t*>(base + at.value_marks), false};
   out.header = reinterpret_cast<Header*>(base + at.header);
   out.heads = reinterpret_cast<HeadStatistics*>(base + at.head_statistics);
   out.part_maxima = reinterpret_cast<float*>(base + at.part_maxima);

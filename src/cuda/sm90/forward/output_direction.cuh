@@ -34,8 +34,8 @@ __device__ __forceinline__ void round_rows(uint32_t (&words)[kDim / 4], const fl
 template <int kDim>
 __device__ __forceinline__ void make_output_direction(uint32_t (&words)[kDim / 4], const float (&x)[kDim / 2],
                                                       const float (&mean)[kDim / 2], __half* low, bool with_low,
-                                                      const Lane& lane, const HeadScales& head, Direction& d,
-                                                      Pair<float>& one) {
+                                                      const Lane& lane, const HeadScales& head, const Pair<int>& loose,
+                                                      Direction& d, Pair<float>& one) {
   Pair<float> scale, dots = {0, 0}, squares = {0, 0};
   scale_rows<kDim>(scale, x);
   if (with_low) {
@@ -47,7 +47,8 @@ __device__ __forceinline__ void make_output_direction(uint32_t (&words)[kDim / 4
   for (int r = 0; r < 2; ++r) {
     // 1 in units of the products of fp16 numbers, which stay below 2^38: more than 2^60 of them is as good as infinite.
     one[r] = fminf(scale[r], 0x1p60f);
-    d.scale[r] = power_of_two_below(fmaf(2.001f * head.key_norm, sqrtf(quad_sum(squares[r])), one[r]));
+    const float bound = fmaf(2.001f * head.key_norm, sqrtf(quad_sum(squares[r])), one[r]);
+    d.scale[r] = power_of_two_below(bound) * small_power(loose[r]);
     d.centre[r] = (quad_sum(dots[r]) - one[r]) * d.scale[r];
     one[r] *= d.scale[r];
   }

@@ -24,6 +24,9 @@ struct Ridge {
   bool per_dim;
 };
 
+// A row's are counted in 15 bits.
+inline constexpr int32_t kMostIterations = (1 << 15) - 1;
+
 // Sections of the saved vector; null when not asked for.
 struct Saved {
   float *max, *omega, *mean_k, *mean_v, *x;
@@ -46,12 +49,13 @@ struct ForwardParams {
   int32_t few_keys_iterations;  // at least
   int32_t split_passes;         // of the solve, from the first, with U in two parts
   int32_t max_iterations;
+  float part_squared, least_squared;  // of the backward's solve: StepLimits
   LowParts low_parts;
   float sum_error;  // that Σ U / ω may have without the mean value
   // workspace
   Header* header;
   const HeadStatistics* heads;
-  const uint8_t *bad_keys, *bad_values;
+  const uint8_t *key_marks, *value_marks;
   float* scratch;
   int64_t scratch_stride;  // floats
   uint4* weights;

@@ -80,10 +80,16 @@ struct RowLoader {
       return;
     }
 #pragma unroll 1
-    for (int i = 0; i < kCount; ++i) {
-      float x[8] = {};
-      if (here(i)) load_eight(x, pointer(i), lane * 8, rows);
-      write_row<kSplit>(x, row_largest(largest_bits(x)), i, row_scale, sign);
+    for (int i = 0; i < kCount; i += kTogether) {
+      float x[kTogether][8] = {};
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        if (here(i + k)) load_eight(x[k], pointer(i + k), lane * 8, rows);
+      }
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        write_row<kSplit>(x[k], row_largest(largest_bits(x[k])), i + k, row_scale, sign);
+      }
     }
   }
 

@@ -294,21 +294,6 @@ struct ParallaxConsumer {
     }
   }
 
-  __device__ __forceinline__ void sees_bad_keys(Pair<bool>& sees, const ForwardBlock& b, const Lane& lane) const {
-    sees[0] = sees[1] = false;
-    if (p.heads[b.head_index].bad_keys == 0) return;
-    Pair<KeyRange> keys;
-    visible(keys, lane);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      uint32_t bad = 0;
-      for (int key = keys[r].begin + lane.column / 2; key < keys[r].end; key += 4) {
-        bad |= p.bad_keys[b.key_row + key] | p.bad_values[b.key_row + key];
-      }
-      sees[r] = quad_max(bad ? 1.0f : 0.0f) != 0.0f;
-    }
-  }
-
   __device__ __forceinline__ void run_item() {
     const Lane lane = own_lane();
     OnlineRows rows;
@@ -327,12 +312,15 @@ struct ParallaxConsumer {
     const HeadScales head(p, b.head_index);
     const OwnRows own_rows(b.block, b.block.first_row + group * kGroupRows, lane);
     Pair<bool> bad;
-    sees_bad_keys(bad, b, lane);
+    Pair<uint32_t> marks;
+    Pair<KeyRange> keys;
+    visible(keys, lane);
+    marks_seen(marks, p, b.head_index, b.key_row, keys, lane);
     Pair<float> omega, sum, back, scale, key_scale;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float q_scale = s.q_scale[group][lane.row + 8 * r], x_scale = s.x_scale[group][lane.row + 8 * r];
-      bad[r] = bad[r] || !finite(q_scale) || !finite(x_scale);
+      bad[r] = (marks[r] & kNotFinite) || !finite(q_scale) || !finite(x_scale);
       omega[r] = values[kDim / 2 + 2 * r];
       sum[r] = products[kDim / 2 + 2 * r];
       const bool weighted = rows.e_scale > 0 && omega[r] > 0;
@@ -372,7 +360,9 @@ struct ParallaxConsumer {
       }
       if (p.info.iterations != nullptr) p.info.iterations[index] = -1;
       if (p.info.residual != nullptr) p.info.residual[index] = -1.0f;
-      if (p.info.status != nullptr) p.info.status[index] = bad[r] ? LLA_ROW_NAN : LLA_ROW_OK;
+      if (p.info.status != nullptr) {
+        p.info.status[index] = bad[r] ? LLA_ROW_NAN : marks[r] & kTooSmall ? LLA_ROW_PRECISION : LLA_ROW_OK;
+      }
     }
   }
 
