@@ -19,12 +19,13 @@ using MaybeTensor = std::optional<Tensor>;
 // What every operator takes after its tensors, in schema order.
 const std::string kOptionsSchema =
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float? scale, bool causal, "
-    "SymInt window_left, SymInt window_right, float? tol, int max_iterations, str solver, str? implementation";
+    "SymInt window_left, SymInt window_right, float? tol, int max_iterations, str solver, str? implementation, bool "
+    "tf32";
 // The same with the defaults of the Python functions: a call that leaves them out is the cheapest.
 const std::string kDefaultsSchema =
     "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, float? "
     "scale=None, bool causal=True, SymInt window_left=-1, SymInt window_right=-1, float? tol=None, int "
-    "max_iterations=0, str solver='auto', str? implementation=None";
+    "max_iterations=0, str solver='auto', str? implementation=None, bool tf32=False";
 
 struct Options {
   const MaybeTensor& cu_seqlens_q;
@@ -37,6 +38,7 @@ struct Options {
   int64_t max_iterations;
   const std::string& solver;
   const std::optional<std::string>& implementation;
+  bool tf32;  // allowed for f32 tensors
 };
 
 // The texts are read again by python/lla/_errors.py, which chooses the exception type by them.
@@ -88,6 +90,7 @@ void fill(Args& args, const Tensor& q, const Tensor& k, const Tensor& v, const M
   args.options.max_iterations = static_cast<int32_t>(options.max_iterations);
   args.options.solver = parse_solver(options.solver);
   args.options.implementation = options.implementation ? options.implementation->c_str() : nullptr;
+  args.options.precision = options.tf32 ? LLA_PRECISION_TF32 : LLA_PRECISION_FULL;
 }
 
 // Queries, keys and values have their head dimensions at the end whether packed or not.
@@ -204,11 +207,11 @@ std::tuple<Tensor, Tensor, Tensor> forward(Tensor q, Tensor k, Tensor v, MaybeTe
                                            int64_t max_seqlen_k, std::optional<double> scale, bool causal,
                                            int64_t window_left, int64_t window_right, std::optional<double> tol,
                                            int64_t max_iterations, std::string solver,
-                                           std::optional<std::string> implementation, bool save, bool info) {
+                                           std::optional<std::string> implementation, bool tf32, bool save, bool info) {
   MaybeTensor saved, row_info;
   Tensor o = run_forward(q, k, v, ridge, x,
                          {cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left,
-                          window_right, tol, max_iterations, solver, implementation},
+                          window_right, tol, max_iterations, solver, implementation, tf32},
                          save ? &saved : nullptr, info ? &row_info : nullptr);
   return {o, save ? *saved : empty({0}, saved_type(q), q), info ? *row_info : empty({0}, ScalarType::Int, q)};
 }
@@ -216,11 +219,11 @@ std::tuple<Tensor, Tensor, Tensor> forward(Tensor q, Tensor k, Tensor v, MaybeTe
 // The output alone, in one tensor: the short way for small problems.
 Tensor inference(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x, MaybeTensor cu_seqlens_q,
                  MaybeTensor cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k, std::optional<double> scale,
-                 bool causal, int64_t window_left, int64_t window_right, std::optional<double> tol, int64_t max_iterations,
-                 std::string solver, std::optional<std::string> implementation) {
+                 bool causal, int64_t window_left, int64_t window_right, std::optional<double> tol,
+                 int64_t max_iterations, std::string solver, std::optional<std::string> implementation, bool tf32) {
   return run_forward(q, k, v, ridge, x,
                      {cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right,
-                      tol, max_iterations, solver, implementation},
+                      tol, max_iterations, solver, implementation, tf32},
                      nullptr, nullptr);
 }
 
@@ -228,8 +231,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     Tensor grad_o, Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x, Tensor saved,
     MaybeTensor cu_seqlens_q, MaybeTensor cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
     std::optional<double> scale, bool causal, int64_t window_left, int64_t window_right, std::optional<double> tol,
-    int64_t max_iterations, std::string solver, std::optional<std::string> implementation, bool need_dq, bool need_dk,
-    bool need_dv, bool need_dridge, bool info) {
+    int64_t max_iterations, std::string solver, std::optional<std::string> implementation, bool tf32, bool need_dq,
+    bool need_dk, bool need_dv, bool need_dridge, bool info) {
   const auto guard = enter_device(q);
   check_ranks(q, v, cu_seqlens_q);
   if (!ridge && !x) invalid("give one of ridge and x");
@@ -237,7 +240,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   lla_backward_args_init(&args);
   fill(args, q, k, v, ridge, x,
        {cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right, tol,
-        max_iterations, solver, implementation});
+        max_iterations, solver, implementation, tf32});
   args.grad_o = view(grad_o, "grad_o");
   args.saved = view(saved, "saved");
 
@@ -265,14 +268,14 @@ constexpr int64_t kTextBytes = 4096;
 Tensor plan(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x, MaybeTensor cu_seqlens_q,
             MaybeTensor cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k, std::optional<double> scale,
             bool causal, int64_t window_left, int64_t window_right, std::optional<double> tol, int64_t max_iterations,
-            std::string solver, std::optional<std::string> implementation, bool explain) {
+            std::string solver, std::optional<std::string> implementation, bool tf32, bool explain) {
   const auto guard = enter_device(q);
   check_ranks(q, v, cu_seqlens_q);
   lla_forward_args args;
   lla_forward_args_init(&args);
   fill(args, q, k, v, ridge, x,
        {cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right, tol,
-        max_iterations, solver, implementation});
+        max_iterations, solver, implementation, tf32});
   const bool packed = cu_seqlens_q.has_value();
   lla_tensor o = args.q;  // stands in, without data, for the dense output a call would make
   o.data = nullptr;

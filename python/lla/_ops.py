@@ -17,7 +17,7 @@ backward = torch.ops.lla.backward.default
 plan = torch.ops.lla.plan.default
 
 _DEVICE_TYPES = ("cpu", "cuda")
-_DEFAULTS = (None, 0, 0, None, True, -1, -1, None, 0, "auto", None)  # of lla::inference after cu_seqlens_q
+_DEFAULTS = (None, 0, 0, None, True, -1, -1, None, 0, "auto", None, False)  # of lla::inference after cu_seqlens_q
 PLAN_BYTES = 4096
 
 # Skips the (Python) autograd kernel where no gradient is wanted. Torch's own operator registration uses this guard; a
@@ -62,7 +62,7 @@ def _saved_elements(q, v):
 
 @torch.library.register_fake("lla::forward")
 def _(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left,
-      window_right, tol, max_iterations, solver, implementation, save, info):
+      window_right, tol, max_iterations, solver, implementation, tf32, save, info):
     _check_shapes(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k)
     o = q.new_empty((*q.shape[:-1], v.shape[-1]))
     saved_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
@@ -79,7 +79,8 @@ def _(q, k, v, ridge, x, cu_seqlens_q=None, cu_seqlens_k=None, *options):
 
 @torch.library.register_fake("lla::backward")
 def _(grad_o, q, k, v, ridge, x, saved, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal,
-      window_left, window_right, tol, max_iterations, solver, implementation, need_dq, need_dk, need_dv, need_dridge,
+      window_left, window_right, tol, max_iterations, solver, implementation, tf32, need_dq, need_dk, need_dv,
+      need_dridge,
       info):
     _check_shapes(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k)
     inputs = ((need_dq, q), (need_dk, k), (need_dv, v), (need_dridge, x if ridge is None else ridge))
@@ -153,7 +154,7 @@ def _setup_context(ctx, inputs, output):
 def _forward_backward(ctx, grad_o, *_):
     if grad_o is not None and not ctx.has_saved:
         raise RuntimeError("lla::forward was called with save=False: nothing was kept for the backward pass")
-    return _gradients(ctx, grad_o) + (None,) * 14
+    return _gradients(ctx, grad_o) + (None,) * 15
 
 
 torch.library.register_autograd("lla::forward", _forward_backward, setup_context=_setup_context)

@@ -17,7 +17,7 @@ from torch import Tensor
 from . import _case, _ops
 from ._errors import raise_ours
 
-STATUS_NAMES = ("ok", "max_iterations", "breakdown", "nan")
+STATUS_NAMES = ("ok", "max_iterations", "breakdown", "nan", "precision")
 _SOLVERS = ("auto", "cg", "direct")
 
 

@@ -64,8 +64,23 @@ def _window(window_size):
     return tuple(min(side, 2**63 - 1) if isinstance(side, int) else side for side in (left, right))
 
 
+@torch.compiler.assume_constant_result
+def _torch_allows_tf32():
+    """What torch was told of its own float32 products. The newer setting answers for both ways of setting it."""
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+def _allows_tf32(precision, q):
+    """Whether float32 tensors may be rounded to TF32: precision if given, else as torch's own products."""
+    if precision is None:
+        return q.dtype == torch.float32 and q.is_cuda and _torch_allows_tf32()
+    if precision not in ("full", "tf32"):
+        raise ValueError(f'precision must be "full", "tf32" or None, not {precision!r}')
+    return precision == "tf32"
+
+
 def _options(scale, causal, window_size, tol, max_iterations, solver, implementation):
-    """The option arguments of the operators, checked for type."""
+    """The option arguments of the operators but for TF32, checked for type."""
     if scale is not None and (isinstance(scale, (bool, Tensor)) or not isinstance(scale, (int, float))):
         raise TypeError(f"scale must be a number or None, not {type(scale).__name__}")
     if not isinstance(causal, bool):
@@ -91,9 +106,9 @@ def _row_tensors(rows, shape):
 
 
 def attend(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options, return_info,
-           check=None):
-    """The one way to the operator: (o, AttentionInfo or None). `options` comes from `_options`; check as in
-    `lla_attention`."""
+           check=None, precision=None):
+    """The one way to the operator: (o, AttentionInfo or None). `options` comes from `_options`; check and precision as
+    in `lla_attention`."""
     need_tensor("q", q)
     need_tensor("k", k)
     need_tensor("v", v)
@@ -103,7 +118,8 @@ def attend(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
         need_tensor("x", x)
     save = torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or (ridge if x is None else x).requires_grad)
-    args = (q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options)
+    args = (q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options,
+            _allows_tf32(precision, q))
     shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])
     backward = None
     if check is None and debug.default_check is None and debug.active_counts is None:
@@ -126,6 +142,7 @@ def lla_attention(
     q: Tensor, k: Tensor, v: Tensor, ridge: Ridge, *, scale: Optional[float] = None, causal: bool = True,
     window_size: Tuple[int, int] = (-1, -1), tol: Optional[float] = None, max_iterations: Optional[int] = None,
     solver: str = "auto", implementation: Optional[str] = None, return_info: bool = False, check: Optional[str] = None,
+    precision: Optional[str] = None,
 ):
     """Local Linear Attention: each query's output is a ridge regression of values on keys, weighted by softmax.
 
@@ -137,11 +154,13 @@ def lla_attention(
     solver "auto", "cg" (stops at a relative residual of tol, or after max_iterations) or "direct". tol is 1e-3 for 16-bit
     tensors, 1e-4 for float32 and 1e-9 for float64 unless given; max_iterations max(64, 4 D).
     implementation: name one of `lla.implementations()` instead of the first that takes the problem.
+    precision of float32 tensors on their way into products: "full", or "tf32" for the tensor cores' eleven bits (outputs
+    stay float32; tol is then 1e-3 unless given). None: as torch.backends.cuda.matmul.fp32_precision says.
     return_info: return (o, AttentionInfo).
     check: "raise" or "warn" at the first output or gradient that is not finite and the first solve that did not end
     well, saving its inputs (see `lla.debug`; it waits for the device). None: as the environment's LLA_CHECK says."""
     options = _options(scale, causal, window_size, tol, max_iterations, solver, implementation)
-    o, info = attend(q, k, v, ridge, None, None, None, 0, 0, options, return_info, check)
+    o, info = attend(q, k, v, ridge, None, None, None, 0, 0, options, return_info, check, precision)
     return (o, info) if return_info else o
 
 
@@ -163,6 +182,7 @@ def lla_attention_varlen(
     max_seqlen_k: int, *, scale: Optional[float] = None, causal: bool = True, window_size: Tuple[int, int] = (-1, -1),
     tol: Optional[float] = None, max_iterations: Optional[int] = None, solver: str = "auto",
     implementation: Optional[str] = None, return_info: bool = False, check: Optional[str] = None,
+    precision: Optional[str] = None,
 ):
     """`lla_attention` of sequences packed one after the other: q (total_q, Hq, D), k (total_k, Hkv, D), and so on.
 
@@ -175,18 +195,19 @@ def lla_attention_varlen(
     _check_max_seqlen("max_seqlen_k", max_seqlen_k)
     options = _options(scale, causal, window_size, tol, max_iterations, solver, implementation)
     o, info = attend(q, k, v, ridge, None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options, return_info,
-                     check)
+                     check, precision)
     return (o, info) if return_info else o
 
 
 def parallax_attention(
     q: Tensor, k: Tensor, v: Tensor, x: Tensor, *, scale: Optional[float] = None, causal: bool = True,
     window_size: Tuple[int, int] = (-1, -1), implementation: Optional[str] = None, check: Optional[str] = None,
+    precision: Optional[str] = None,
 ):
     """Attention with a given correction x (B, Lq, Hq, D) instead of a solve: o = sum_j p_j (1 + (k_j - mean k).x) v_j.
-    x = 0 is softmax attention. check as in `lla_attention`."""
+    x = 0 is softmax attention. check and precision as in `lla_attention`."""
     options = _options(scale, causal, window_size, None, None, "auto", implementation)
-    return attend(q, k, v, None, x, None, None, 0, 0, options, False, check)[0]
+    return attend(q, k, v, None, x, None, None, 0, 0, options, False, check, precision)[0]
 
 
 def lla_attention_bhld(q: Tensor, k: Tensor, v: Tensor, ridge: Ridge, **options):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from . import _ops
 from ._errors import call, need_tensor
-from .functional import AttentionInfo, Ridge, _options, _ridge_tensor, attend
+from .functional import AttentionInfo, Ridge, _allows_tf32, _options, _ridge_tensor, attend
 
 
 def _check_cache(q, k_cache, v_cache, k, v, cache_seqlens, page_table):
@@ -86,13 +86,14 @@ def _check_pages(page_table, lengths, pages, page_size):
         raise ValueError(f"page_table has page {int(bad.flatten()[0])} in use, but there are pages 0 to {pages - 1}")
 
 
-def _check_call(q, k_cache, v_cache, ridge, page_table, options):
+def _check_call(q, k_cache, v_cache, ridge, page_table, options, precision):
     """Whatever the attention would refuse is refused before the caches are written to."""
     if torch.compiler.is_compiling():
         return  # the trace has asked the same
     if page_table is not None:  # any page stands for all: their contents are not looked at
         k_cache, v_cache = (cache[:1].expand(q.shape[0], -1, -1, -1) for cache in (k_cache, v_cache))
-    call(_ops.plan, q, k_cache, v_cache, _ridge_tensor(ridge, q), None, None, None, 0, 0, *options, False)
+    call(_ops.plan, q, k_cache, v_cache, _ridge_tensor(ridge, q), None, None, None, 0, 0, *options,
+         _allows_tf32(precision, q), False)
 
 
 def _append(k_cache, v_cache, k, v, cache_seqlens, page_table):
@@ -117,16 +118,17 @@ def _append(k_cache, v_cache, k, v, cache_seqlens, page_table):
     v_cache[first, second] = v
 
 
-def _attend_equal(q, k_cache, v_cache, ridge, length, page_table, options, return_info, check):
+def _attend_equal(q, k_cache, v_cache, ridge, length, page_table, options, return_info, check, precision):
     if page_table is None:
         keys, values = k_cache[:, :length], v_cache[:, :length]
     else:
         pages = page_table[:, :-(-length // k_cache.shape[1])].to(torch.int64)
         keys, values = (cache[pages].flatten(1, 2)[:, :length] for cache in (k_cache, v_cache))
-    return attend(q, keys, values, ridge, None, None, None, 0, 0, options, return_info, check)
+    return attend(q, keys, values, ridge, None, None, None, 0, 0, options, return_info, check,
+                  precision)
 
 
-def _attend_unequal(q, k_cache, v_cache, ridge, lengths, page_table, options, return_info, check):
+def _attend_unequal(q, k_cache, v_cache, ridge, lengths, page_table, options, return_info, check, precision):
     """Lengths (B,) known to the device only: every packed row finds its sequence and its row of the cache there."""
     batch, length_q, heads = q.shape[:3]
     capacity = _capacity(k_cache, page_table)
@@ -146,7 +148,7 @@ def _attend_unequal(q, k_cache, v_cache, ridge, lengths, page_table, options, re
     if isinstance(ridge, Tensor) and ridge.dim() >= 3:
         ridge = ridge.flatten(0, 1)
     o, info = attend(q.flatten(0, 1), keys, values, ridge, None, cu_seqlens_q, ends.to(torch.int32), length_q,
-                     capacity, options, return_info, check)
+                     capacity, options, return_info, check, precision)
     if info is not None:
         by_batch = (rows.view(heads, batch, length_q).transpose(0, 1) for rows in info[:3])
         info = AttentionInfo(*by_batch, info.plan_bytes)
@@ -158,15 +160,15 @@ def lla_attention_with_kvcache(
     *, cache_seqlens: Optional[Union[int, Tensor]] = None, page_table: Optional[Tensor] = None,
     scale: Optional[float] = None, causal: bool = True, window_size: Tuple[int, int] = (-1, -1), tol: Optional[float] = None,
     max_iterations: Optional[int] = None, solver: str = "auto", implementation: Optional[str] = None,
-    return_info: bool = False, check: Optional[str] = None,
+    return_info: bool = False, check: Optional[str] = None, precision: Optional[str] = None,
 ):
     """`lla_attention` of new queries over cached keys and values, for generation (no gradients).
 
     q (B, Lq, Hq, D); k_cache (B, capacity, Hkv, D), or pages (pages, page_size, Hkv, D) with a page_table (B, n) of
     page numbers; v_cache alike. cache_seqlens: how many positions are filled, one integer or a (B,) int32 tensor; None
     means all. k and v (B, Lnew, Hkv, ...), if given, are written into the caches in place after them and are then seen too.
-    The queries are the last Lq positions (causal masks are aligned bottom-right). ridge and check as in
-    `lla_attention`.
+    The queries are the last Lq positions (causal masks are aligned bottom-right). ridge, check and
+    precision as in `lla_attention`.
     A call that is refused has not written to the caches. Under autocast q, k and v may have another type than the caches."""
     if isinstance(q, Tensor) and isinstance(k_cache, Tensor) and torch.is_autocast_enabled(q.device.type):
         # Layers in front give autocast's type whatever the cache has; the attention goes to autocast's type in any case.
@@ -186,8 +188,8 @@ def lla_attention_with_kvcache(
     if page_table is not None:
         _check_pages(page_table, lengths, *k_cache.shape[:2])
     if k is not None:
-        _check_call(q, k_cache, v_cache, ridge, page_table, options)
+        _check_call(q, k_cache, v_cache, ridge, page_table, options, precision)
         _append(k_cache, v_cache, k, v, cache_seqlens, page_table)
     attend_cache = _attend_unequal if isinstance(lengths, Tensor) else _attend_equal
-    o, info = attend_cache(q, k_cache, v_cache, ridge, lengths, page_table, options, return_info, check)
+    o, info = attend_cache(q, k_cache, v_cache, ridge, lengths, page_table, options, return_info, check, precision)
     return (o, info) if return_info else o

@@ -65,8 +65,8 @@ class LocalLinearAttention(nn.Module):
                  ridge_min: float = 1e-3, rope: bool = False, rope_theta: float = 10000.0, qk_norm: bool = False,
                  bias: bool = False, causal: bool = True, window_size: Tuple[int, int] = (-1, -1),
                  scale: Optional[float] = None, tol: Optional[float] = None,
-                 max_iterations: Optional[int] = None, solver: str = "auto", check: Optional[str] = None, device=None,
-                 dtype=None):
+                 max_iterations: Optional[int] = None, solver: str = "auto", check: Optional[str] = None,
+                 precision: Optional[str] = None, device=None, dtype=None):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         if head_dim is None:
@@ -84,7 +84,7 @@ class LocalLinearAttention(nn.Module):
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.ridge, self.ridge_min, self._ridge_shape = ridge, ridge_min, shapes[ridge]
         self.options = dict(scale=scale, causal=causal, window_size=window_size, tol=tol,
-                            max_iterations=max_iterations, solver=solver, check=check_mode(check))
+                            max_iterations=max_iterations, solver=solver, check=check_mode(check), precision=precision)
         factory = dict(device=device, dtype=dtype)
         self.q_proj = nn.Linear(embed_dim, num_heads * head_dim, bias=bias, **factory)
         self.k_proj = nn.Linear(embed_dim, num_kv_heads * head_dim, bias=bias, **factory)

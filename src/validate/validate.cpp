@@ -37,7 +37,8 @@ Status read_options(const lla_options& o, Problem& p) {
   if (o.precision < LLA_PRECISION_FULL || o.precision > LLA_PRECISION_TF32)
     return invalid(cat("options.precision: ", o.precision, " is not an lla_precision"));
   p.scale = std::isnan(o.scale) ? 1 / std::sqrt(static_cast<double>(p.dim)) : o.scale;
-  p.tolerance = std::isnan(o.tolerance) ? default_tolerance(p.dtype) : o.tolerance;
+  const bool tf32 = p.dtype == DType::f32 && o.precision == LLA_PRECISION_TF32;  // has f16's digits
+  p.tolerance = std::isnan(o.tolerance) ? default_tolerance(tf32 ? DType::f16 : p.dtype) : o.tolerance;
   // A window longer than the sequences reaches no further than they do; here, so that nobody's sums overflow.
   p.mask.left = std::min(o.window_left, p.seqlen_k);
   p.mask.right = o.causal ? 0 : std::min(o.window_right, p.seqlen_q);

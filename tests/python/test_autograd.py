@@ -8,7 +8,7 @@ from torch.autograd import forward_ad
 
 import lla
 
-OPTIONS = (None, None, 0, 0, None, True, -1, -1, 1e-12, 0, "direct", None)
+OPTIONS = (None, None, 0, 0, None, True, -1, -1, 1e-12, 0, "direct", None, False)
 
 
 def leaves(*tensors):

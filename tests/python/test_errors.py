@@ -83,7 +83,7 @@ def test_wrong_varlen(device, case):
 
 def test_operators_without_the_wrappers_refuse_too(device):
     q, k, v, ridge = make_inputs(2, 9, device=device)
-    options = (None, None, 0, 0, None, True, -1, -1, 1e-3, 0, "auto", None)
+    options = (None, None, 0, 0, None, True, -1, -1, 1e-3, 0, "auto", None, False)
     with pytest.raises(RuntimeError, match="ridge"):
         torch.ops.lla.forward(q, k, v, None, None, *options, False, False)
     with pytest.raises(RuntimeError, match="ridge"):
@@ -100,3 +100,9 @@ def test_out_of_memory():
     k = torch.zeros(1, 1, 1, 8)
     with pytest.raises(torch.OutOfMemoryError, match="allocate"):
         lla.lla_attention(q, k, k, 0.1)
+
+
+def test_precision_is_one_of_two_words(device):
+    q, k, v, ridge = make_inputs(1, 5, device=device)
+    with pytest.raises(ValueError, match='"full", "tf32" or None'):
+        lla.lla_attention(q, k, v, ridge, precision="bf16")

@@ -9,6 +9,7 @@
 #include "cuda/sm90/fragment.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/scale.hpp"
+#include "cuda/sm90/tiles.cuh"
 #include "lla/lla.h"
 
 namespace lla::cuda::sm90 {
@@ -399,7 +400,7 @@ __device__ __forceinline__ StepEnd step(const StepInputs<kDim>& in, float (&prod
       repeat |= counts && n > check->most;
       s.strict[h] = s.strict[h] || (counts && n > StepCheck::kStrict);
     }
-    if (named_any(check->barrier, kWarpgroup, repeat)) return StepEnd::repeat;
+    if (uniform(named_any(check->barrier, kWarpgroup, repeat))) return StepEnd::repeat;
   }
 
   Pair<float> alpha, along_product, along_mean, along_p;

@@ -104,8 +104,9 @@ struct Run {
     params.few_keys_tolerance_squared = static_cast<float>(0.25 * p.tolerance * p.tolerance);
     params.few_keys_iterations = 3;
     params.split_passes = std::numeric_limits<int32_t>::max();
-    params.part_squared = static_cast<float>(100 * p.tolerance * p.tolerance);
-    params.least_squared = 1e-12f;
+    const core::StopRule rule = core::stop_rule(p);
+    params.part_squared = static_cast<float>(rule.part * rule.part);
+    params.least_squared = static_cast<float>(rule.least * rule.least);
     params.max_iterations = std::min(p.max_iterations, kMostIterations);
     params.header = at<Header>(layout.forward.header);
     params.heads = at<HeadStatistics>(layout.forward.head_statistics);

@@ -1,6 +1,8 @@
 // Operands and constants of the query rows: one kernel, bound by memory.
 // A row that is not finite anywhere (in q, G, or in what the forward saved of it) gets zero operands and NaN constants:
 // so its own gradients and those of the keys it sees become NaN, and nothing else does.
+#include <type_traits>
+
 #include "cuda/common/launch.cuh"
 #include "cuda/sm90/backward/query_rows.cuh"
 
@@ -40,8 +42,8 @@ __device__ __forceinline__ float dot(const float (&a)[8], const float (&b)[8]) {
   return sum;
 }
 
-// The key pass brings whole tiles of rows: up to one of them lies behind a packed batch's last sequence, where no row is
-// made. Their weights are zero, but zero times what the workspace happens to hold may be NaN.
+// The key pass brings whole tiles of rows: up to one of them lies behind a packed batch's last sequence, where no row
+// is made. Their weights are zero, but zero times what the workspace happens to hold may be NaN.
 template <int kPadded, bool kSolve>
 __device__ __forceinline__ void zero_behind_last_sequence(const OperandParams& p, const Place& place) {
   constexpr int kLanes = kPadded / 8;
@@ -77,7 +79,7 @@ __device__ __forceinline__ float ridge_row(const OperandParams& p, const Place& 
   return sum;
 }
 
-template <int kPadded, bool kSolve, bool kFast>
+template <int kPadded, bool kSolve, RowKind kKind>
 __global__ void __launch_bounds__(kThreads, 3) operands_kernel(const __grid_constant__ OperandParams p) {
   constexpr int kLanes = kPadded / 8, kSweeps = kOperandRows * kLanes / kThreads;
   __shared__ float sums[kOperandRows];
@@ -99,8 +101,8 @@ __global__ void __launch_bounds__(kThreads, 3) operands_kernel(const __grid_cons
     const int32_t position = place.first + r;
     const bool here = position < place.length_q;
     const int64_t at = place.row0 + position;
-    Eight<kFast, false> from_q, from_g;
-    Eight<kFast || kSolve, kSolve> from_x;
+    EightOf<kKind> from_q, from_g;
+    std::conditional_t<kSolve, SavedEight, EightOf<kKind>> from_x;
     SavedEight from_y, from_k;
     from_q.fetch(p.q, place, position, column, here && column < p.dim);
     from_g.fetch(p.g, place, position, column, here && column < p.value_dim);
@@ -224,17 +226,22 @@ __global__ void __launch_bounds__(kThreads) ridge_sum_kernel(const __grid_consta
 }
 
 template <int kPadded>
-auto operands_kernel_of(bool solve, bool fast) {
-  if (solve) return fast ? operands_kernel<kPadded, true, true> : operands_kernel<kPadded, true, false>;
-  return fast ? operands_kernel<kPadded, false, true> : operands_kernel<kPadded, false, false>;
+auto operands_kernel_of(bool solve, RowKind kind) {
+  if (kind == RowKind::narrow) {
+    return solve ? operands_kernel<kPadded, true, RowKind::narrow> : operands_kernel<kPadded, false, RowKind::narrow>;
+  }
+  if (kind == RowKind::wide) {
+    return solve ? operands_kernel<kPadded, true, RowKind::wide> : operands_kernel<kPadded, false, RowKind::wide>;
+  }
+  return solve ? operands_kernel<kPadded, true, RowKind::any> : operands_kernel<kPadded, false, RowKind::any>;
 }
 
 }  // namespace
 
 Status run_operands(const OperandParams& params, cudaStream_t stream) {
   const bool solve = params.y.data != nullptr;
-  const bool fast = fast_rows(params.q, false) && fast_rows(params.g, false) && (solve || fast_rows(params.x, false));
-  const auto kernel = params.padded == 64 ? operands_kernel_of<64>(solve, fast) : operands_kernel_of<128>(solve, fast);
+  const RowKind kind = common_kind(params, solve);
+  const auto kernel = params.padded == 64 ? operands_kernel_of<64>(solve, kind) : operands_kernel_of<128>(solve, kind);
   return launch(kernel, operand_blocks(params.shape), kThreads, 0, stream, "the operands of the backward pass", params);
 }
 

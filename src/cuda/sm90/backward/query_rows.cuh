@@ -77,8 +77,19 @@ struct Eight<false, kWide> {
 };
 using SavedEight = Eight<true, true>;  // saved sections and y are dense f32
 
-// Whether rows can be taken as Eight<true, wide>.
-inline bool fast_rows(const Rows& rows, bool wide) { return rows.vectors && (rows.dtype == DType::f32) == wide; }
+// How a kernel takes the caller's rows: as they come, or in vectors of one kind.
+enum class RowKind { any, narrow, wide };
+template <RowKind kKind>
+using EightOf = Eight<kKind != RowKind::any, kKind == RowKind::wide>;
+inline RowKind row_kind(const Rows& rows) {
+  return !rows.vectors ? RowKind::any : rows.dtype == DType::f32 ? RowKind::wide : RowKind::narrow;
+}
+
+// Of q, G and, where it is the caller's, x.
+inline RowKind common_kind(const OperandParams& p, bool solve) {
+  const RowKind kind = row_kind(p.q);
+  return row_kind(p.g) == kind && (solve || row_kind(p.x) == kind) ? kind : RowKind::any;
+}
 
 template <int kLanes>
 __device__ __forceinline__ float row_sum(float x) {

@@ -25,8 +25,8 @@ __device__ __forceinline__ int norm_exponent(const float (&v)[8], int largest) {
   return plus(largest, exponent_above(sqrtf(row_sum<kLanes>(squares)) * 1.0001f));
 }
 
-template <int kPadded, bool kFast>
-__global__ void __launch_bounds__(kOperandThreads, kFast ? 4 : 3)
+template <int kPadded, RowKind kKind>
+__global__ void __launch_bounds__(kOperandThreads, kKind == RowKind::narrow ? 4 : 3)
     sizes_kernel(const __grid_constant__ OperandParams p) {
   constexpr int kLanes = kPadded / 8;
   const Place place(p);
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kOperandThreads, kFast ? 4 : 3)
     const bool here = position < place.length_q;
     const int64_t at = place.row0 + position;
     float omega = 0, max = 0;
-    Eight<kFast, false> from_q, from_g, from_x;
+    EightOf<kKind> from_q, from_g, from_x;
     SavedEight from_v;
     from_q.fetch(p.q, place, position, column, here && column < p.dim);
     from_g.fetch(p.g, place, position, column, here && column < p.value_dim);
@@ -99,12 +99,18 @@ __global__ void __launch_bounds__(kOperandThreads, kFast ? 4 : 3)
   raise_bounds(&p.bounds[place.statistics], most);
 }
 
+template <int kPadded>
+auto sizes_kernel_of(RowKind kind) {
+  return kind == RowKind::narrow ? sizes_kernel<kPadded, RowKind::narrow>
+         : kind == RowKind::wide ? sizes_kernel<kPadded, RowKind::wide>
+                                 : sizes_kernel<kPadded, RowKind::any>;
+}
+
 }  // namespace
 
 Status run_sizes(const OperandParams& params, cudaStream_t stream) {
-  const bool fast = fast_rows(params.q, false) && fast_rows(params.g, false) && fast_rows(params.x, false);
-  const auto kernel = params.padded == 64 ? (fast ? sizes_kernel<64, true> : sizes_kernel<64, false>)
-                                          : (fast ? sizes_kernel<128, true> : sizes_kernel<128, false>);
+  const RowKind kind = common_kind(params, false);
+  const auto kernel = params.padded == 64 ? sizes_kernel_of<64>(kind) : sizes_kernel_of<128>(kind);
   return launch(kernel, operand_blocks(params.shape), kOperandThreads, 0, stream,
                 "the sizes of the backward's operands", params);
 }

@@ -297,7 +297,9 @@ struct SolveConsumer : Consumer<Config> {
     // Values are scaled below 2^15, so their norm is below 2^15 sqrt(dim).
     finish_direction(d, squares, tau, 0x1p15f * (kDim == 64 ? 8.0f : 11.3138f), {0, 0});
     // With few heavy keys U is large at them, and t the small difference of large terms.
-    const auto peaked = [&](int r) { return solve.omega[r] > 0 && solve.omega[r] < kPeaked * kWeightScale; };
+    const auto peaked = [&](int r) {
+      return largest_g[r] > 0 && solve.omega[r] > 0 && solve.omega[r] < kPeaked * kWeightScale;
+    };
     const bool split = named_any(kGroupBarrier + group, kWarpgroup, this->tiles().few_keys || peaked(0) || peaked(1));
     Pair<float> sums, largest;
     target_pass(rhs, sums, largest, d, uniform(split) != 0);

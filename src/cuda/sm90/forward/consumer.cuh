@@ -251,7 +251,8 @@ struct Consumer : Passes<Config> {
       const bool two_parts = pass < split;
       const StepCheck check{two_parts ? INFINITY : StepCheck::most_of(pass), kGroupBarrier + group};
       const StepEnd end = iterate<kPart>(direction, d, live, two_parts, pass < StepCheck::kPasses ? &check : nullptr);
-      if (end == StepEnd::repeat) split = pass + 1 + kDim / 4;
+      // The same in all threads, which the compiler must know: what it decides has products in it.
+      if (uniform(end == StepEnd::repeat)) split = pass + 1 + kDim / 4;
       more = decide(end != StepEnd::stop);
     }
     return split > 0;
