@@ -305,6 +305,7 @@ void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, co
     if (!p.given_x()) read_ridge(panel, p, head, call.ridge);
     scale_gradient(p, head, panel, lanes[block.count]);
     lanes[block.count].tau.set_by_size(panel.value, panel.mean_v, p.value_dim, lanes[block.count].unit);
+    panel.tau = &lanes[block.count].tau;
     ++block.count;
   }
   find_t(block, lanes);

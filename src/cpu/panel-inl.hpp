@@ -31,11 +31,13 @@ struct Panel : PanelMemory<T> {
   int32_t status[kWidth], iterations[kWidth];
   HWY_ALIGN T relative_residual[kWidth];
   HWY_ALIGN T max[kWidth], omega[kWidth], omega_squares[kWidth];
-  int64_t top[kWidth];             // forward: the key of the largest logit, -1 without one
-  HWY_ALIGN T top_weight[kWidth];  // and its weight
-  HWY_ALIGN T variance[kWidth];    // of a channel of the keys, under the weights
-  LaneCenters<T> center;           // of the pass at hand
-  HWY_ALIGN T row_sum[kWidth];     // of the pass's coefficients
+  int64_t top[kWidth];                  // forward: the key of the largest logit, -1 without one
+  HWY_ALIGN T top_weight[kWidth];       // and its weight
+  HWY_ALIGN T variance[kWidth];         // of a channel of the keys, under the weights
+  LaneCenters<T> center;                // of the pass at hand
+  HWY_ALIGN T row_sum[kWidth];          // of the pass's coefficients
+  int32_t rhs_exponent[kWidth];         // the solve: rhs is divided by 2^this; kNoExponent: it is zero
+  const LaneCenters<T>* tau = nullptr;  // backward: centers of G.v, value being G
 
   bool empty(int64_t lane) const { return lane_begin[lane] == lane_end[lane]; }
   // A row that sees no key is 0 whatever else it holds.

@@ -47,11 +47,10 @@ template <class T>
 void solve(Block<T>& block) {
   const core::Problem& p = block.problem;
   constexpr bool kDouble = sizeof(T) == 8;
-  int32_t exponent[kMaxPanels][kPanel<T>];
   for (int i = 0; i < block.count; ++i) {
     Panel<T>& panel = block.panels[i];
-    for (int64_t l = 0; l < kPanel<T>; ++l) exponent[i][l] = largest_exponent(panel.rhs + l, p.dim, kPanel<T>);
-    scale_lanes(p, panel.rhs, exponent[i], -1);
+    for (int64_t l = 0; l < kPanel<T>; ++l) panel.rhs_exponent[l] = largest_exponent(panel.rhs + l, p.dim, kPanel<T>);
+    scale_lanes(p, panel.rhs, panel.rhs_exponent, -1);
     start_cg(block, panel, block.cg[i]);
   }
   if (p.solver != Solver::direct) {
@@ -70,7 +69,7 @@ void solve(Block<T>& block) {
     if (p.solver != Solver::cg) solve_directly(block, block.panels[i], block.cg[i]);
     drop_overflowing(p, block.panels[i]);
     for (T* array : {block.panels[i].rhs, block.panels[i].solution, block.panels[i].residual}) {
-      scale_lanes(p, array, exponent[i], 1);
+      scale_lanes(p, array, block.panels[i].rhs_exponent, 1);
     }
   }
 }
