@@ -14,6 +14,7 @@
 #include "commands.hpp"
 #include "core/text.hpp"
 #include "files.hpp"
+#include "numbers.hpp"
 #include "progress.hpp"
 
 namespace lla::app {
@@ -179,9 +180,9 @@ void add(CLI::App& bench, BenchWhat what, const char* description) {
   std::vector<std::string> kinds;
   for (data::Kind kind : data::kinds) kinds.emplace_back(data::name(kind));
   // The help texts name the choices; what CLI11 would add to them is noise.
-  const auto from_one_to = [](int64_t most) { return CLI::Range(int64_t{1}, most).description(""); };
+  const auto from_one_to = [](int64_t most) { return whole_number(1, most); };
   const auto one_of = [](const auto& names) { return CLI::IsMember(names).description(""); };
-  const auto above_zero = CLI::PositiveNumber.description("");
+  const auto above_zero = number_above(0);
   app->add_option("--device", command->device, "Where to measure: cpu or cuda")->capture_default_str()->type_name("NAME");
   app->add_option("--length", o.lengths, "Sequence length; repeatable")->check(from_one_to(1 << 24))->type_name("N");
   app->add_option("--dim", o.dims, "Head dimension; repeatable")->check(from_one_to(256))->type_name("D");
@@ -195,7 +196,7 @@ void add(CLI::App& bench, BenchWhat what, const char* description) {
       ->capture_default_str()
       ->type_name("KIND");
   app->add_option("--ridge", o.ridge, "The ridge of every row")
-      ->check(CLI::NonNegativeNumber.description(""))
+      ->check(number_from(0))
       ->capture_default_str()
       ->type_name("X");
   app->add_option("--seconds", o.seconds, "Time to spend on repeats of one case (default: 1, with --table 0.1)")->check(above_zero)->type_name("S");

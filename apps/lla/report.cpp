@@ -6,7 +6,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,13 +24,15 @@ namespace {
 using experiments::Failure;
 namespace fs = std::filesystem;
 
-// Runs a program with its output on ours (or nowhere); its exit code, or -1 when it could not be started.
+// Runs a program with its output on ours (or nowhere); its exit code, or -1 when it could not be started. It runs in the
+// root folder: Python and matplotlib take modules and settings from the current one, which is anybody's.
 int run_program(const std::vector<std::string>& words, bool quiet) {
   std::vector<char*> argv;
   for (const auto& word : words) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_addchdir_np(&actions, "/");
   if (quiet) {
     posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
     posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
@@ -50,15 +54,20 @@ fs::path package_folder() {
   throw Failure("the figures' Python package lla_report was not found beside this program or in its source tree");
 }
 
-// The first interpreter that has matplotlib.
+// The interpreter named by LLA_PYTHON, or else the first of ours and the system's that has matplotlib. Always isolated (-I):
+// neither the environment nor the current folder adds modules.
 std::string find_python() {
-  std::vector<std::string> candidates;
-  if (const char* chosen = std::getenv("LLA_PYTHON")) candidates.push_back(chosen);
-  candidates.push_back((fs::current_path() / ".venv/bin/python").string());
-  candidates.push_back((fs::path(LLA_SOURCE_DIR) / ".venv/bin/python").string());
-  candidates.push_back("python3");
-  for (const auto& python : candidates) {
-    if (run_program({python, "-c", "import matplotlib"}, true) == 0) return python;
+  const auto works = [](const std::string& python) {
+    return run_program({python, "-I", "-c", "import matplotlib"}, true) == 0;
+  };
+  if (const char* chosen = std::getenv("LLA_PYTHON"); chosen != nullptr && *chosen != '\0') {
+    // A name is looked up in PATH; a path is relative to where we are, not to where it is run.
+    const std::string python = std::strchr(chosen, '/') != nullptr ? fs::absolute(chosen).string() : chosen;
+    if (works(python)) return python;
+    throw Failure(fmt::format("LLA_PYTHON is \"{}\", which is no Python with matplotlib", chosen));
+  }
+  for (const std::string& python : {(fs::path(LLA_SOURCE_DIR) / ".venv/bin/python").string(), std::string("python3")}) {
+    if (works(python)) return python;
   }
   throw Failure(
       "no Python with matplotlib was found; run `make run` once (it sets up .venv), or set LLA_PYTHON to one");
@@ -87,8 +96,11 @@ int run(const std::string& directory) {
   check_results(directory);
   const fs::path package = package_folder();
   const std::string python = find_python();
-  ::setenv("PYTHONPATH", package.c_str(), 1);
-  if (run_program({python, "-m", "lla_report", directory}, false) != 0) return kFailed;
+  const std::string start = "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); runpy.run_module('lla_report', run_name='__main__')";
+  std::fflush(stdout);
+  if (run_program({python, "-I", "-c", start, fs::absolute(package).string(), fs::absolute(directory).string()}, false) != 0) {
+    return kFailed;
+  }
   fmt::print("{}\n", fs::canonical(fs::path(directory) / "index.html").string());
   return kSuccess;
 }

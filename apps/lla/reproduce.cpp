@@ -11,6 +11,7 @@
 #include <fmt/core.h>
 
 #include "commands.hpp"
+#include "numbers.hpp"
 #include "progress.hpp"
 
 namespace lla::app {
@@ -30,6 +31,12 @@ std::string command_line() {
   std::string text{std::istreambuf_iterator<char>(file), {}};
   while (!text.empty() && text.back() == '\0') text.pop_back();
   std::replace(text.begin(), text.end(), '\0', ' ');
+  // It goes into the results, which are UTF-8; better said now than when they are written.
+  try {
+    experiments::Json(text).dump();
+  } catch (const experiments::Json::exception&) {
+    throw CLI::ValidationError("reproduce", "the command line is not valid UTF-8, and the results record it");
+  }
   // The program by its name: where it was built does not matter to a reader.
   return "lla" + (text.find(' ') == std::string::npos ? "" : text.substr(text.find(' ')));
 }
@@ -42,7 +49,9 @@ void add_common_options(CLI::App& command, CommonOptions& options, const std::st
   options.out = default_out;
   command.add_option("--out", options.out, "Directory of the results; a run that was stopped continues there")
       ->capture_default_str();
-  command.add_option("--seed", options.seed, "Of every random draw")->capture_default_str();
+  command.add_option("--seed", options.seed, "Of every random draw")
+      ->check(whole_number(0, INT64_MAX))
+      ->capture_default_str();
   if (with_device) {
     command.add_option("--device", options.device, "Where the attention runs")
         ->check(CLI::IsMember({"cpu", "cuda"}))

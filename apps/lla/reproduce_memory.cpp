@@ -7,6 +7,7 @@
 
 #include "commands.hpp"
 #include "memory/run.hpp"
+#include "numbers.hpp"
 #include "reproduce.hpp"
 
 namespace lla::app {
@@ -60,10 +61,10 @@ void add_reproduce_memory(CLI::App& reproduce, int& exit_code) {
       reproduce.add_subcommand("memory", "Peak memory and time of naive LLA, blockwise LLA and softmax attention");
   add_common_options(*command, o->common, "out/memory", true);
   command->add_flag("--quick", o->quick, "Lengths up to 4096");
-  command->add_option("--d", o->run.dim, "Head dimension")->capture_default_str()->check(CLI::Range(1, 256));
-  command->add_option("--ridge", o->run.ridge, "LLA's ridge")->capture_default_str()->check(CLI::NonNegativeNumber);
+  command->add_option("--d", o->run.dim, "Head dimension")->capture_default_str()->check(whole_number(1, 256));
+  command->add_option("--ridge", o->run.ridge, "LLA's ridge")->capture_default_str()->check(number_from(0));
   command->add_option("--limit", o->limit_gib, "GiB the naive method may use; default half of what is available")
-      ->check(CLI::PositiveNumber);
+      ->check(number_above(0));
   command->callback([o, &exit_code] { exit_code = run(*o); });
 }
 

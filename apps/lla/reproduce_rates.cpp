@@ -6,6 +6,7 @@
 #include <fmt/core.h>
 
 #include "commands.hpp"
+#include "numbers.hpp"
 #include "rates/run.hpp"
 #include "reproduce.hpp"
 
@@ -49,13 +50,13 @@ void add_reproduce_rates(CLI::App& reproduce, int& exit_code) {
       "rates", "Convergence rates of global linear, local constant and local linear regression");
   add_common_options(*command, o->common, "out/rates", false);
   command->add_flag("--quick", o->quick, "Fewer sample sizes and repetitions, under a minute");
-  command->add_option("--d", o->run.dims, "Dimension, 1 to 4; repeatable; default all")->check(CLI::Range(1, 4));
+  command->add_option("--d", o->run.dims, "Dimension, 1 to 4; repeatable; default all")->check(whole_number(1, 4));
   command->add_option("--noise", o->run.noise, "Standard deviation of the noise")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(number_above(0));
   command->add_option("--bandwidth", o->run.bandwidth, "Constant in front of the bandwidths' theoretical order")
       ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->check(number_above(0));
   command->callback([o, &exit_code] { exit_code = run(*o); });
 }
 

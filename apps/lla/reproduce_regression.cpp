@@ -9,6 +9,7 @@
 #include <fmt/core.h>
 
 #include "commands.hpp"
+#include "numbers.hpp"
 #include "regression/run.hpp"
 #include "regression/timing.hpp"
 #include "reproduce.hpp"
@@ -135,15 +136,21 @@ void add_reproduce_regression(CLI::App& reproduce, int& exit_code) {
   command->add_flag("--paper", o->paper, "All 40 settings with 10,000 sequences, hours")->excludes(quick);
   const std::vector<int> dims(experiments::kPaperDims.begin(), experiments::kPaperDims.end());
   const std::vector<int> segments(experiments::kPaperSegments.begin(), experiments::kPaperSegments.end());
-  command->add_option("--d", o->dims, "Dimension; repeatable; default all")->check(CLI::IsMember(dims));
+  command->add_option("--d", o->dims, "Dimension; repeatable; default all")
+      ->check(whole_number(1, 256))
+      ->check(CLI::IsMember(dims));
   command->add_option("--segment", o->segments, "Segment length; repeatable; default all")
+      ->check(whole_number(1, 1024))
       ->check(CLI::IsMember(segments));
   command->add_option("--sequences", o->sequences, "Sequences per setting; default 1,000, quick 128, paper 10,000")
-      ->check(CLI::Range(1, 1 << 30));
-  command->add_option("--ridge", o->ridges, "LLA's ridge; repeatable for a sweep")->capture_default_str();
-  command->add_option("--mesa-ridge", o->mesa_ridge, "MesaNet's ridge")->capture_default_str();
-  command->add_option("--scale", o->scales, "Of the logits; repeatable; default 1/sqrt(d)");
+      ->check(whole_number(1, 1 << 30));
+  command->add_option("--ridge", o->ridges, "LLA's ridge; repeatable for a sweep")
+      ->check(number_from(0))
+      ->capture_default_str();
+  command->add_option("--mesa-ridge", o->mesa_ridge, "MesaNet's ridge")->check(number_above(0))->capture_default_str();
+  command->add_option("--scale", o->scales, "Of the logits; repeatable; default 1/sqrt(d)")->check(number_above(0));
   command->add_option("--noise", o->noises, "Standard deviation of the values' noise; repeatable")
+      ->check(number_from(0))
       ->capture_default_str();
   command->add_option("--implementation", o->implementation,
                       "Of the attention (lla info lists them); default the library's choice");

@@ -7,6 +7,7 @@
 #include <fmt/core.h>
 
 #include "commands.hpp"
+#include "numbers.hpp"
 #include "reproduce.hpp"
 #include "solver/run.hpp"
 
@@ -29,6 +30,7 @@ void print_table(const experiments::Json& records, double tolerance) {
         worst[r["ridge"].get<double>()][r["form"].get<std::string>() + " " + r["arithmetic"].get<std::string>()];
     cell = std::max(cell, error);
   }
+  if (worst.empty()) return;
   fmt::print(
       "Worst output error over data kinds and positions at tolerance {:g}, against the fp64 direct solve\n\n{:>8}",
       tolerance, "ridge");
@@ -70,10 +72,10 @@ void add_reproduce_solver(CLI::App& reproduce, int& exit_code) {
       "solver", "Conjugate gradients: iterations and error by position, ridge, data kind and arithmetic");
   add_common_options(*command, o->common, "out/solver", false);
   command->add_flag("--quick", o->quick, "Fewer positions and rows");
-  command->add_option("--d", o->run.dim, "Head dimension")->capture_default_str()->check(CLI::Range(2, 256));
-  command->add_option("--ridge", o->run.ridges, "Ridge; repeatable")->check(CLI::NonNegativeNumber);
+  command->add_option("--d", o->run.dim, "Head dimension")->capture_default_str()->check(whole_number(2, 256));
+  command->add_option("--ridge", o->run.ridges, "Ridge; repeatable")->check(number_from(0));
   command->add_option("--tolerance", o->run.tolerances, "Relative residual at which a solve stops; repeatable")
-      ->check(CLI::PositiveNumber)
+      ->check(number_above(0))
       ->capture_default_str();
   command->callback([o, &exit_code] { exit_code = run(*o); });
 }

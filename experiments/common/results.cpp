@@ -7,10 +7,12 @@
 #include <system_error>
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <fmt/core.h>
 
+#include "common/records.hpp"
 #include "lla/lla.h"
 #include "plan/machine.hpp"
 
@@ -22,15 +24,23 @@ namespace {
       fmt::format("{} could not be written: {}; earlier results are untouched", path.string(), std::strerror(error)));
 }
 
-class File {
+// A new file beside the one it will replace. Its name is nobody's to foresee, and it is opened only where nothing of that
+// name is: a link someone left there is never followed.
+constexpr std::string_view kTemporary = ".lla-XXXXXX";
+
+class TemporaryFile {
  public:
-  explicit File(const fs::path& path)
-      : path_(path), fd_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644)) {
-    if (fd_ < 0) fail_to_write(path, errno);
+  explicit TemporaryFile(const fs::path& replaces) : path_((replaces.parent_path() / kTemporary).string()) {
+    fd_ = ::mkostemp(path_.data(), O_CLOEXEC);
+    if (fd_ < 0) fail_to_write(replaces, errno);
+    const mode_t mask = ::umask(0);  // mkostemp gives the owner alone access
+    ::umask(mask);
+    ::fchmod(fd_, 0644 & ~mask);
   }
-  ~File() {
+  ~TemporaryFile() {
     if (fd_ >= 0) ::close(fd_);
   }
+  const char* path() const { return path_.c_str(); }
   // 0, or the error.
   int write_all(std::string_view content) {
     while (!content.empty()) {
@@ -45,8 +55,8 @@ class File {
   }
 
  private:
-  fs::path path_;
-  int fd_;
+  std::string path_;
+  int fd_ = -1;
 };
 
 std::string cpu_name() {
@@ -87,26 +97,29 @@ std::string csv(const Json& records) {
 }  // namespace
 
 void write_atomically(const fs::path& path, std::string_view content) {
-  const fs::path temporary = path.string() + ".tmp";
-  int error = 0;
-  {
-    File file(temporary);
-    error = file.write_all(content);
-  }
-  if (error == 0 && ::rename(temporary.c_str(), path.c_str()) != 0) error = errno;
+  TemporaryFile file(path);
+  int error = file.write_all(content);
+  if (error == 0 && ::rename(file.path(), path.c_str()) != 0) error = errno;
   if (error != 0) {
-    ::unlink(temporary.c_str());
+    ::unlink(file.path());
     fail_to_write(path, error);
   }
 }
 
-void require_writable(const fs::path& directory) {
+namespace {
+
+void require_folder(const fs::path& directory) {
   std::error_code error;
   fs::create_directories(directory, error);
   if (error) throw Failure(fmt::format("{} could not be made: {}", directory.string(), error.message()));
-  const fs::path probe = directory / ".probe";
-  write_atomically(probe, "");
-  fs::remove(probe, error);
+}
+
+}  // namespace
+
+void require_writable(const fs::path& directory) {
+  require_folder(directory);
+  TemporaryFile probe(directory / "results");
+  ::unlink(probe.path());
 }
 
 Json read_json(const fs::path& path) {
@@ -116,7 +129,7 @@ Json read_json(const fs::path& path) {
   text << file.rdbuf();
   try {
     return Json::parse(text.str());
-  } catch (const Json::parse_error&) {
+  } catch (const Json::exception&) {  // also a number no type holds
     throw Failure(fmt::format("{} is not complete JSON (half-written?); move it away or choose another directory",
                               path.string()));
   }
@@ -130,20 +143,32 @@ Json machine(Device device) {
 
 Json read_results(const fs::path& path) {
   Json file = read_json(path);
-  for (const char* name : {"schema_version", "task", "settings", "machine", "command", "records"}) {
-    if (!file.is_object() || !file.contains(name)) {
-      throw Failure(fmt::format("{} is not a results file of this program: it has no \"{}\"", path.string(), name));
-    }
-  }
-  if (file["schema_version"] != kSchemaVersion) {
-    throw Failure(fmt::format("{} has schema version {}, this program reads version {}; choose another directory",
-                              path.string(), file["schema_version"].dump(), kSchemaVersion));
-  }
+  check_results_file(path, file);
   return file;
 }
 
+namespace {
+
+// Makes and locks the directory, before anything is read or written there. What a run that was killed left half-written
+// goes: nobody else is at work here.
+FolderLock open_folder(const fs::path& directory) {
+  require_folder(directory);
+  FolderLock lock(directory);
+  for (const fs::path& folder : {directory, directory / "partial"}) {
+    std::error_code ignored;
+    for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+      const std::string name = entry.path().filename().string();
+      if (name.size() == kTemporary.size() && name.starts_with(".lla-")) fs::remove(entry.path(), ignored);
+    }
+  }
+  return lock;
+}
+
+}  // namespace
+
 Results::Results(fs::path directory, std::string task, Json settings, std::string command, Device device)
     : directory_(std::move(directory)),
+      lock_(open_folder(directory_)),
       task_(std::move(task)),
       settings_(std::move(settings)),
       command_(std::move(command)) {

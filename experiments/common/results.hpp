@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "common/device.hpp"
+#include "common/folder_lock.hpp"
 
 namespace lla::experiments {
 
@@ -42,8 +43,8 @@ Json machine(Device);
 // The results of one task in one directory.
 class Results {
  public:
-  // Continues what is there, if its version, task, settings and machine are these; otherwise throws and touches
-  // nothing.
+  // Continues what is there, if its version, task, settings and machine are these and no other run is at work there;
+  // otherwise throws and touches nothing. Holds the folder as long as it lives.
   Results(fs::path directory, std::string task, Json settings, std::string command, Device = Device::cpu);
 
   const fs::path& directory() const { return directory_; }
@@ -60,6 +61,7 @@ class Results {
 
  private:
   fs::path directory_;
+  FolderLock lock_;
   std::string task_;
   Json settings_;
   Json machine_;

@@ -1,5 +1,7 @@
 #include "regression/checkpoint.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include <fmt/core.h>
@@ -30,11 +32,17 @@ Sums read_checkpoint(const fs::path& path, const RegressionSetting& setting) {
   Sums sums(setting.length);
   if (!fs::exists(path)) return sums;
   const Json file = read_json(path);
+  if (!file.is_object()) throw Failure(fmt::format("{} is not a checkpoint of this program", path.string()));
   const auto damaged = [&](const char* why) -> Failure {
     return Failure(fmt::format("the checkpoint {} {}; delete it to start this setting again", path.string(), why));
   };
-  if (file.value("schema_version", 0) != kSchemaVersion) throw damaged("has another schema version");
-  if (file.value("setting", Json()) != to_json(setting)) throw damaged("belongs to another setting");
+  const auto field = [&](const char* name) { return file.contains(name) ? file[name] : Json(); };
+  if (field("schema_version") != kSchemaVersion) throw damaged("has another schema version");
+  if (field("setting") != to_json(setting)) throw damaged("belongs to another setting");
+  const Json done = field("sequences_done");
+  if (!done.is_number_integer() || done < 0 || done > setting.sequences) {
+    throw damaged(fmt::format("has done {} of {} sequences", done.dump(-1, ' ', true), setting.sequences).c_str());
+  }
   try {
     file.at("sequences_done").get_to(sums.sequences);
     file.at("sums").get_to(sums.error);
@@ -43,7 +51,9 @@ Sums read_checkpoint(const fs::path& path, const RegressionSetting& setting) {
   }
   for (const auto& form : sums.error) {
     for (const auto& model : form) {
-      if (static_cast<int>(model.size()) != setting.length) throw damaged("is damaged");
+      const bool sums_of_squares =
+          std::all_of(model.begin(), model.end(), [](double e) { return e >= 0 && std::isfinite(e); });
+      if (static_cast<int>(model.size()) != setting.length || !sums_of_squares) throw damaged("is damaged");
     }
   }
   return sums;
@@ -61,6 +71,10 @@ std::vector<Json> to_records(const RegressionSetting& s, const Sums& sums) {
       std::vector<double> mse = sums.error[strict][model];
       for (double& e : mse) e /= static_cast<double>(sums.sequences);
       const double mean = std::accumulate(mse.begin(), mse.end(), 0.0) / static_cast<double>(mse.size());
+      if (!std::isfinite(mean)) {  // which no file could hold
+        throw Failure(fmt::format("the errors of {} are not finite at d {}, segment {}, ridge {}, scale {}, noise {}",
+                                  kModelNames[model], s.d, s.segment, s.ridge, s.scale, s.noise));
+      }
       const double ridge = which == Model::lla ? s.ridge : which == Model::mesanet ? s.mesa_ridge : 0.0;
       records.push_back({{"task", "regression"},
                          {"d", s.d},

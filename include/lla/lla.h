@@ -8,6 +8,8 @@
  *  - Tensors are described by lla_tensor views; sizes and strides count elements. A zeroed lla_tensor means "absent".
  *  - Layouts: q (B, Lq, Hq, D), k (B, Lk, Hkv, D), v (B, Lk, Hkv, Dv), o (B, Lq, Hq, Dv), Hq a multiple of Hkv.
  *    Packed sequences drop the batch dimension, q (total_q, Hq, D) and so on, and give cu_seqlens_q and cu_seqlens_k.
+ *  - What a call writes (outputs and workspace) must not share memory with anything else it is given; views that lie
+ *    between each other's elements, such as dq, dk and dv in one buffer, are fine.
  *  - Structs begin with their size so that they can grow; fill them with the _init function, then set the fields you need.
  *  - Nothing is allocated in a call: ask for the workspace size, pass a workspace. (CPU threads are kept in a pool; the
  *    fp64 reference, last in the list, is the one implementation that allocates as it goes.) */
@@ -88,7 +90,7 @@ typedef struct lla_options {
   size_t struct_size;
   double scale;               /* of the logits; NaN (the default) means 1/sqrt(D) */
   double tolerance;           /* a row's solve stops at |r| <= tolerance |q - mean key|; default 1e-3 */
-  int64_t window_left;        /* keys visible to the left of the diagonal, -1 (default) unbounded */
+  int64_t window_left;        /* keys visible to the left of the diagonal, -1 (default) unbounded; any size is fine */
   int64_t window_right;       /* ... and to the right */
   int64_t cached_weights_limit; /* bytes cached weights may take in the workspace; default 1 GiB */
   const char* implementation; /* NULL: the first of lla_implementation_name's list that takes the problem */
@@ -110,7 +112,8 @@ typedef struct lla_forward_args {
   lla_tensor q, k, v, ridge, x;
   lla_tensor o;
   /* Packed sequences only: int32 (sequences + 1), starting at 0, non-decreasing; on the tensors' device.
-   * Rows beyond the last sequence are not written.
+   * The tensors may be longer than the last sequence: rows behind it belong to none. They are never read, and every
+   * output (o, the gradients, saved and the information on rows) is zero there.
    * max_seqlen_* bound the lengths (on CUDA they size the launch; on the CPU 0 means "find out"). */
   lla_tensor cu_seqlens_q, cu_seqlens_k;
   int64_t max_seqlen_q, max_seqlen_k;
@@ -171,8 +174,10 @@ LLA_API const char* lla_implementation_description(int32_t index);
 /* What the library found on this machine: SIMD target, threads, CUDA device or the reason there is none. */
 LLA_API const char* lla_machine_description(void);
 
-/* Threads of the CPU backend; 0 restores the default (LLA_NUM_THREADS, or the cores this process may use).
- * Results do not depend on it. */
+/* Threads of the CPU backend, of which at most 1024 are used; 0 restores the default (LLA_NUM_THREADS, or the cores this
+ * process may use). Results do not depend on it, and a workspace asked for under another number is large enough.
+ * Where LLA_NUM_THREADS decides and is not a whole number, calls on the CPU are refused and name it.
+ * A forked child may call the library whatever its parent's threads were doing; it starts threads of its own. */
 LLA_API lla_status lla_set_num_threads(int32_t threads);
 LLA_API int32_t lla_get_num_threads(void);
 

@@ -7,6 +7,7 @@
 //     if (lla::Status s = lla::forward(args); !s) std::puts(s.message().c_str());
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <initializer_list>
 #include <memory>
@@ -58,11 +59,9 @@ inline Tensor strided(const void* data, DType dtype, std::initializer_list<int64
   t.dtype = static_cast<int32_t>(dtype);
   t.device_type = cuda_device < 0 ? LLA_CPU : LLA_CUDA;
   t.device_index = cuda_device < 0 ? 0 : cuda_device;
-  t.ndim = static_cast<int32_t>(size.size());
-  int i = 0;
-  for (int64_t n : size) t.size[i++] = n;
-  i = 0;
-  for (int64_t n : stride) t.stride[i++] = n;
+  t.ndim = static_cast<int32_t>(size.size());  // more than LLA_MAX_DIMS: the call refuses it
+  std::copy_n(size.begin(), std::min<size_t>(size.size(), LLA_MAX_DIMS), t.size);
+  std::copy_n(stride.begin(), std::min<size_t>(stride.size(), LLA_MAX_DIMS), t.stride);
   return t;
 }
 
@@ -70,9 +69,10 @@ inline Tensor strided(const void* data, DType dtype, std::initializer_list<int64
 inline Tensor dense(const void* data, DType dtype, std::initializer_list<int64_t> size, int cuda_device = -1) {
   Tensor t = strided(data, dtype, size, {}, cuda_device);
   int64_t stride = 1;
-  for (int i = t.ndim - 1; i >= 0; --i) {
+  for (int i = std::min<int>(t.ndim, LLA_MAX_DIMS) - 1; i >= 0; --i) {
     t.stride[i] = stride;
-    stride *= t.size[i] > 0 ? t.size[i] : 1;
+    // Sizes too large to multiply are the call's to refuse, not for this to overflow on.
+    stride = static_cast<int64_t>(static_cast<uint64_t>(stride) * static_cast<uint64_t>(t.size[i] > 0 ? t.size[i] : 1));
   }
   return t;
 }

@@ -29,6 +29,8 @@ class AttentionInfo(NamedTuple):
 def _ridge_tensor(ridge, q):
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     if isinstance(ridge, Tensor):
+        if ridge.dtype == torch.bool or ridge.dtype.is_complex:
+            raise TypeError(f"ridge must hold real numbers, not {ridge.dtype}")
         return ridge if ridge.dtype == dtype else ridge.to(dtype)
     if isinstance(ridge, bool) or not isinstance(ridge, (int, float)):
         raise TypeError(f"ridge must be a number or a torch.Tensor, not {type(ridge).__name__}")
@@ -47,7 +49,8 @@ def _window(window_size):
             raise TypeError(f"window_size must hold integers, not {type(side).__name__}")
     if left < -1 or right < -1:
         raise ValueError(f"window_size must be at least -1 (unbounded) on each side, not {tuple(window_size)}")
-    return left, right
+    # The operator takes 64 bits; more than that is as unbounded.
+    return tuple(min(side, 2**63 - 1) if isinstance(side, int) else side for side in (left, right))
 
 
 def _options(scale, causal, window_size, tol, max_iterations, solver, implementation):
@@ -61,8 +64,8 @@ def _options(scale, causal, window_size, tol, max_iterations, solver, implementa
     if max_iterations is not None:
         if isinstance(max_iterations, bool) or not isinstance(max_iterations, int):
             raise TypeError(f"max_iterations must be an integer or None, not {type(max_iterations).__name__}")
-        if max_iterations < 1:
-            raise ValueError(f"max_iterations must be at least 1, not {max_iterations}")
+        if not 1 <= max_iterations < 2**31:
+            raise ValueError(f"max_iterations must be between 1 and 2**31 - 1, not {max_iterations}")
     if not isinstance(solver, str):
         raise TypeError(f"solver must be a string, not {type(solver).__name__}")
     if implementation is not None and not isinstance(implementation, str):
@@ -122,6 +125,13 @@ def _check_cu_seqlens(name, value):
         raise ValueError(f"{name} must be int32, not {value.dtype}")
 
 
+def _check_max_seqlen(name, value):
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"{name} must be an integer, not {type(value).__name__}")
+    if isinstance(value, int) and not 0 <= value < 2**63:
+        raise ValueError(f"{name} must be a length, not {value}")
+
+
 def lla_attention_varlen(
     q: Tensor, k: Tensor, v: Tensor, ridge: Ridge, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
     max_seqlen_k: int, *, scale: Optional[float] = None, causal: bool = True, window_size: Tuple[int, int] = (-1, -1),
@@ -131,9 +141,12 @@ def lla_attention_varlen(
     """`lla_attention` of sequences packed one after the other: q (total_q, Hq, D), k (total_k, Hkv, D), and so on.
 
     cu_seqlens_q and cu_seqlens_k: int32 (sequences + 1,), starting at 0, on q's device. ridge: a number, (), (Hq,),
-    (total_q, Hq) or (total_q, Hq, D). The info's row tensors are (Hq, total_q)."""
+    (total_q, Hq) or (total_q, Hq, D). The info's row tensors are (Hq, total_q).
+    The tensors may be longer than the last sequence; output and gradients are zero behind it."""
     _check_cu_seqlens("cu_seqlens_q", cu_seqlens_q)
     _check_cu_seqlens("cu_seqlens_k", cu_seqlens_k)
+    _check_max_seqlen("max_seqlen_q", max_seqlen_q)
+    _check_max_seqlen("max_seqlen_k", max_seqlen_k)
     options = _options(scale, causal, window_size, tol, max_iterations, solver, implementation)
     o, info = attend(q, k, v, ridge, None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options, return_info,
                      check)

@@ -7,8 +7,9 @@ from typing import Optional, Tuple, Union
 import torch
 from torch import Tensor
 
-from ._errors import need_tensor
-from .functional import AttentionInfo, Ridge, _options, attend
+from . import _ops
+from ._errors import call, need_tensor
+from .functional import AttentionInfo, Ridge, _options, _ridge_tensor, attend
 
 
 def _check_cache(q, k_cache, v_cache, k, v, cache_seqlens, page_table):
@@ -41,7 +42,8 @@ def _check_cache(q, k_cache, v_cache, k, v, cache_seqlens, page_table):
             if tensor.dim() != 4 or tensor.shape[0] != batch or tensor.shape[2:] != cache.shape[2:]:
                 raise ValueError(f"{name} is {tuple(tensor.shape)} and does not fit {name}_cache, {tuple(cache.shape)}")
             if tensor.dtype != cache.dtype:
-                raise ValueError(f"{name} is {tensor.dtype} but {name}_cache is {cache.dtype}")
+                raise ValueError(f"{name} is {tensor.dtype} but {name}_cache is {cache.dtype}; make the cache with dtype="
+                                 f"{tensor.dtype}, or convert {name}")
         if v.shape[1] != k.shape[1]:
             raise ValueError(f"v has length {v.shape[1]} but k has {k.shape[1]}")
     if isinstance(cache_seqlens, Tensor):
@@ -68,6 +70,31 @@ def _check_lengths(cache_seqlens, appended, capacity):
         raise ValueError(f"cache_seqlens {low} to {high} and {appended} new positions do not fit a cache of {capacity}")
 
 
+def _check_pages(page_table, lengths, pages, page_size):
+    """The entries in use must be pages; those behind may hold anything (-1, usually). Where the table is on the host."""
+    if page_table.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    if isinstance(lengths, Tensor):
+        if lengths.device.type != "cpu":
+            return
+        used = torch.arange(page_table.shape[1])[None, :] < -(-lengths[:, None] // page_size)
+        entries = page_table[used]
+    else:
+        entries = page_table[:, :-(-lengths // page_size)]
+    if entries.numel() and (int(entries.min()) < 0 or int(entries.max()) >= pages):
+        bad = entries[(entries < 0) | (entries >= pages)]
+        raise ValueError(f"page_table has page {int(bad.flatten()[0])} in use, but there are pages 0 to {pages - 1}")
+
+
+def _check_call(q, k_cache, v_cache, ridge, page_table, options):
+    """Whatever the attention would refuse is refused before the caches are written to."""
+    if torch.compiler.is_compiling():
+        return  # the trace has asked the same
+    if page_table is not None:  # any page stands for all: their contents are not looked at
+        k_cache, v_cache = (cache[:1].expand(q.shape[0], -1, -1, -1) for cache in (k_cache, v_cache))
+    call(_ops.plan, q, k_cache, v_cache, _ridge_tensor(ridge, q), None, None, None, 0, 0, *options, False)
+
+
 def _append(k_cache, v_cache, k, v, cache_seqlens, page_table):
     if page_table is None and not isinstance(cache_seqlens, Tensor):
         k_cache[:, cache_seqlens:cache_seqlens + k.shape[1]].copy_(k)
@@ -82,6 +109,10 @@ def _append(k_cache, v_cache, k, v, cache_seqlens, page_table):
     else:
         first = page_table.to(torch.int64).gather(1, positions // page_size)
         second = positions % page_size
+        if first.device.type == "cpu" and not torch.compiler.is_compiling():
+            places = first * page_size + second
+            if places.unique().numel() < places.numel():
+                raise ValueError("page_table gives new positions of two sequences the same place in one page")
     k_cache[first, second] = k
     v_cache[first, second] = v
 
@@ -135,7 +166,11 @@ def lla_attention_with_kvcache(
     page numbers; v_cache alike. cache_seqlens: how many positions are filled, one integer or a (B,) int32 tensor; None
     means all. k and v (B, Lnew, Hkv, ...), if given, are written into the caches in place after them and are then seen too.
     The queries are the last Lq positions (causal masks are aligned bottom-right). ridge and check as in
-    `lla_attention`."""
+    `lla_attention`.
+    A call that is refused has not written to the caches. Under autocast q, k and v may have another type than the caches."""
+    if isinstance(q, Tensor) and isinstance(k_cache, Tensor) and torch.is_autocast_enabled(q.device.type):
+        # Layers in front give autocast's type whatever the cache has; the attention goes to autocast's type in any case.
+        q, k, v = (t.to(k_cache.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t for t in (q, k, v))
     _check_cache(q, k_cache, v_cache, k, v, cache_seqlens, page_table)
     learned = [t for t in (q, k_cache, v_cache, ridge, k, v) if isinstance(t, Tensor)]
     if torch.is_grad_enabled() and any(t.requires_grad for t in learned):
@@ -147,9 +182,12 @@ def lla_attention_with_kvcache(
         cache_seqlens = capacity
     _check_lengths(cache_seqlens, appended, capacity)
     options = _options(scale, causal, window_size, tol, max_iterations, solver, implementation)
-    if k is not None:
-        _append(k_cache, v_cache, k, v, cache_seqlens, page_table)
     lengths = cache_seqlens + appended
+    if page_table is not None:
+        _check_pages(page_table, lengths, *k_cache.shape[:2])
+    if k is not None:
+        _check_call(q, k_cache, v_cache, ridge, page_table, options)
+        _append(k_cache, v_cache, k, v, cache_seqlens, page_table)
     attend_cache = _attend_unequal if isinstance(lengths, Tensor) else _attend_equal
     o, info = attend_cache(q, k_cache, v_cache, ridge, lengths, page_table, options, return_info, check)
     return (o, info) if return_info else o

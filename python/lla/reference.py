@@ -11,7 +11,7 @@ def _visible(length_q, length_k, causal, window_size, device):
     """(Lq, Lk) booleans: which keys each query sees, aligned bottom-right."""
     query = torch.arange(length_q, device=device)[:, None] + (length_k - length_q)
     key = torch.arange(length_k, device=device)[None, :]
-    left, right = window_size
+    left, right = min(window_size[0], length_k), min(window_size[1], length_q)  # beyond that, sums could overflow
     visible = torch.ones(length_q, length_k, dtype=torch.bool, device=device)
     if causal:
         visible &= key <= query
@@ -94,4 +94,5 @@ def lla_attention_varlen(q, k, v, ridge, cu_seqlens_q, cu_seqlens_k, max_seqlen_
         rows, keys = slice(*starts_q[b:b + 2]), slice(*starts_k[b:b + 2])
         sequence_ridge = ridge[None, rows] if by_token else ridge
         parts.append(lla_attention(q[None, rows], k[None, keys], v[None, keys], sequence_ridge, **options)[0])
-    return torch.cat(parts)
+    behind = q.shape[0] - starts_q[-1]  # rows of no sequence
+    return torch.cat(parts + [q.new_zeros(behind, q.shape[1], v.shape[2], dtype=torch.float64)])

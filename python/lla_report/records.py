@@ -6,13 +6,27 @@ import pathlib
 SCHEMA_VERSION = 1
 
 
+class Damaged(Exception):
+    """A results file that does not hold what its task writes, as one sentence that names it."""
+
+
+def read_json(path):
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:  # also bytes that are not UTF-8
+        raise Damaged(f"{path} is not complete JSON: {error}") from None
+
+
 class Results:
     def __init__(self, directory):
         self.directory = pathlib.Path(directory)
-        with open(self.directory / "results.json", encoding="utf-8") as file:
-            content = json.load(file)
+        self.path = self.directory / "results.json"
+        content = read_json(self.path)
+        for name in ("schema_version", "task", "settings", "machine", "command", "records"):
+            if not isinstance(content, dict) or name not in content:
+                raise Damaged(f'{self.path} has no "{name}"')
         if content["schema_version"] != SCHEMA_VERSION:
-            raise ValueError(f"{self.directory}/results.json has schema version {content['schema_version']}, not {SCHEMA_VERSION}")
+            raise Damaged(f"{self.path} has schema version {content['schema_version']}, not {SCHEMA_VERSION}")
         self.task = content["task"]
         self.settings = content["settings"]
         self.machine = content["machine"]
@@ -22,7 +36,7 @@ class Results:
 
     def timing(self):
         path = self.directory / "timing.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        return read_json(path) if path.exists() else None
 
     def select(self, **wanted):
         return [r for r in self.records if all(r.get(name) == value for name, value in wanted.items())]

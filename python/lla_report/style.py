@@ -1,8 +1,10 @@
 """How every figure looks: one palette that the colour-blind can tell apart, light and dark, wide and narrow."""
 import dataclasses
 import io
+import os
 import pathlib
 import re
+import tempfile
 
 import matplotlib
 
@@ -86,11 +88,15 @@ def save(draw, directory, name):
 
 
 def write(path, content):
-    """Replaces a file as a whole, or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
+    """Replaces a file as a whole, or not at all. The new one gets a name nobody can foresee: no link is followed."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".lla-report-")
     try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
+        with open(handle, "wb") as file:
+            file.write(content)
+            mask = os.umask(0)
+            os.umask(mask)
+            os.fchmod(file.fileno(), 0o644 & ~mask)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
         raise

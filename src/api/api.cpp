@@ -8,33 +8,15 @@
 #include <string>
 
 #include "core/text.hpp"
+#include "api/last_error.hpp"
 #include "lla/lla.h"
+#include "plan/backends.hpp"
 #include "plan/implementation.hpp"
+#include "plan/padding.hpp"
 #include "validate/validate.hpp"
 
 namespace lla::core {
 namespace {
-
-constexpr size_t kWorkspaceAlignment = 256;
-
-thread_local std::string last_error;
-
-// Runs the body and turns whatever comes out of it into a status code and this thread's last error.
-template <class Body>
-lla_status guarded(Body&& body) noexcept {
-  Status status;
-  try {
-    status = body();
-  } catch (const std::bad_alloc&) {
-    status = {LLA_OUT_OF_MEMORY, "out of host memory"};
-  } catch (const std::exception& e) {
-    status = {LLA_INTERNAL, e.what()};
-  } catch (...) {
-    status = {LLA_INTERNAL, "unknown exception"};
-  }
-  last_error = status.message();
-  return status.code();
-}
 
 // Which call type belongs to which arguments, and how it is run.
 struct Forward {
@@ -55,13 +37,20 @@ struct Backward {
   }
 };
 
-Machine machine_for(const Problem& p) { return p.device == Device::cuda ? this_machine(p.device_index) : this_cpu(); }
+// With the workspace a call brings along: one that was asked for under another number of threads must do.
+Machine machine_for(const Problem& p, size_t workspace_bytes = SIZE_MAX) {
+  Machine m = p.device == Device::cuda ? this_machine(p.device_index) : this_cpu();
+  m.workspace_bytes = workspace_bytes;
+  return m;
+}
 
 template <class Pass>
 Status prepare(const typename Pass::Args* args, Pointers pointers, typename Pass::Call& call, Plan& plan) {
   if (args == nullptr) return invalid("args: is null");
   LLA_RETURN_IF_ERROR(validate(*args, pointers, call));
-  return make_plan(call.problem, machine_for(call.problem), args->options.implementation, plan);
+  if (call.problem.device == Device::cpu) LLA_RETURN_IF_ERROR(cpu::check_environment());
+  const size_t workspace_bytes = pointers == Pointers::required ? args->workspace_bytes : SIZE_MAX;
+  return make_plan(call.problem, machine_for(call.problem, workspace_bytes), args->options.implementation, plan);
 }
 
 template <class Pass>
@@ -104,17 +93,9 @@ Status run(const typename Pass::Args* args) {
   Plan plan;
   LLA_RETURN_IF_ERROR(prepare<Pass>(args, Pointers::required, call, plan));
   if (Pass::nothing_to_write(call.problem)) return {};
-  if (call.workspace_bytes < plan.workspace_bytes) {
-    return {LLA_WORKSPACE_TOO_SMALL,
-            cat("workspace: has ", call.workspace_bytes, " bytes, needs ", plan.workspace_bytes)};
-  }
-  if (plan.workspace_bytes > 0 && call.workspace == nullptr) {
-    return invalid(cat("workspace: is null, but ", plan.workspace_bytes, " bytes are needed"));
-  }
-  if (reinterpret_cast<uintptr_t>(call.workspace) % kWorkspaceAlignment != 0) {
-    return invalid(cat("workspace: must be aligned to ", kWorkspaceAlignment, " bytes"));
-  }
-  return Pass::run(call, plan);
+  LLA_RETURN_IF_ERROR(validate_workspace(*args, plan.workspace_bytes));
+  LLA_RETURN_IF_ERROR(Pass::run(call, plan));
+  return zero_padding(call);
 }
 
 }  // namespace
@@ -189,7 +170,5 @@ lla_status lla_forward(const lla_forward_args* args) {
 lla_status lla_backward(const lla_backward_args* args) {
   return guarded([&] { return run<Backward>(args); });
 }
-
-const char* lla_last_error(void) { return last_error.c_str(); }
 
 }  // extern "C"

@@ -1,6 +1,7 @@
 // Entry points that describe the library and the machine.
 #include <string>
 
+#include "api/last_error.hpp"
 #include "core/text.hpp"
 #include "lla/lla.h"
 #include "plan/backends.hpp"
@@ -11,7 +12,7 @@ using namespace lla::core;
 namespace {
 
 const Implementation* implementation(int32_t index) {
-  const auto& list = implementations();
+  const auto list = implementations();
   return index >= 0 && static_cast<size_t>(index) < list.size() ? list[index] : nullptr;
 }
 
@@ -55,19 +56,22 @@ const char* lla_implementation_description(int32_t index) {
 }
 
 const char* lla_machine_description(void) {
-  thread_local std::string text;
+  thread_local char text[1024];  // no destructor: see last_error.cpp
   try {
-    text = describe(this_machine(0));
+    const std::string made = describe(this_machine(0));
+    text[made.copy(text, sizeof text - 1)] = '\0';
   } catch (...) {
     return "";
   }
-  return text.c_str();
+  return text;
 }
 
 lla_status lla_set_num_threads(int32_t threads) {
-  if (threads < 0) return LLA_INVALID_ARGUMENT;
-  lla::cpu::set_num_threads(threads);
-  return LLA_OK;
+  return guarded([&]() -> lla::Status {
+    if (threads < 0) return invalid(cat("threads: ", threads, " must be at least 0 (0: the default)"));
+    lla::cpu::set_num_threads(threads);
+    return {};
+  });
 }
 
 int32_t lla_get_num_threads(void) { return lla::cpu::num_threads(); }

@@ -16,15 +16,15 @@ class Arena {
   template <class U>
   U* take(int64_t count) {
     std::byte* at = base_ ? base_ + used_ : nullptr;
-    used_ += (static_cast<size_t>(count) * sizeof(U) + kAlignment - 1) / kAlignment * kAlignment;
+    used_ += round_up(count * static_cast<int64_t>(sizeof(U)), kAlignment);
     return reinterpret_cast<U*>(at);
   }
-  size_t used() const { return used_; }
+  size_t used() const { return static_cast<size_t>(used_); }
 
  private:
-  static constexpr size_t kAlignment = 128;
+  static constexpr int64_t kAlignment = 128;
   std::byte* base_;
-  size_t used_ = 0;
+  int64_t used_ = 0;  // signed: the tests' sanitizer sees it overflow
 };
 
 constexpr int kMaxPanels = 4;  // panels that share one walk over the keys

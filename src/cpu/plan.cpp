@@ -4,6 +4,7 @@
 
 #include "core/text.hpp"
 #include "cpu/cost.hpp"
+#include "cpu/cpu.hpp"
 #include "cpu/kernels.hpp"
 #include "cpu/layout.hpp"
 
@@ -43,7 +44,9 @@ int64_t slot_bytes(const core::Problem& p, int64_t rows) {
   const bool backward = p.operation == core::Operation::backward;
   const int64_t keys = p.seqlen_k * (2 * p.dim + (backward ? 2 : 1) * p.value_dim);
   const int64_t queries = backward ? rows * (6 * p.dim + 2 * p.value_dim) : 0;
-  return std::max<int64_t>(1, (keys + queries) * element(p));
+  // Of a very short head most is what its arrays are rounded up to: a million of them at a time would take a gigabyte.
+  const int64_t rounding = backward ? 4096 : 1024;
+  return (keys + queries) * element(p) + rounding;
 }
 
 }  // namespace
@@ -74,7 +77,20 @@ std::string refuse(const core::Problem& p, const core::Machine&) {
   return {};
 }
 
-core::Plan make_plan(const core::Problem& p, const core::Machine& machine) {
+namespace {
+
+// A plan whose decisions are made, with the memory they take.
+core::Plan measured(const core::Problem& p, core::Plan plan, int64_t panels) {
+  plan.block_rows = static_cast<int>(panels * width(p));
+  plan.block_keys = static_cast<int>(kTile);
+  plan.solver = p.solver;
+  const Schedule schedule = make_schedule(p, plan);
+  plan.workspace_bytes = p.dtype == DType::f64 ? Layout<double>().take(nullptr, p, plan, schedule)
+                                               : Layout<float>().take(nullptr, p, plan, schedule);
+  return plan;
+}
+
+core::Plan planned(const core::Problem& p, int threads) {
   core::Plan plan;
   const int64_t lanes = width(p);
   const int64_t rows = p.seqlen_q * p.group();
@@ -82,8 +98,7 @@ core::Plan make_plan(const core::Problem& p, const core::Machine& machine) {
   const auto blocks = [&](int64_t panels) { return heads * ((rows + panels * lanes - 1) / (panels * lanes)); };
   const double work = static_cast<double>(p.rows()) * static_cast<double>(std::min(p.seqlen_k, panel_keys(p))) *
                       static_cast<double>(p.dim + p.value_dim);
-  plan.workers =
-      work < kWorthThreads ? 1 : static_cast<int>(std::clamp<int64_t>(blocks(1), 1, std::max(1, machine.threads)));
+  plan.workers = work < kWorthThreads ? 1 : static_cast<int>(std::clamp<int64_t>(blocks(1), 1, std::max(1, threads)));
   // Panels that share a walk over the keys save memory traffic; several blocks a thread even out the load.
   int64_t panels = kMaxPanels;
   while (panels > 1 && (blocks(panels) < 4 * plan.workers || panels * lanes / 2 >= rows)) panels /= 2;
@@ -94,13 +109,27 @@ core::Plan make_plan(const core::Problem& p, const core::Machine& machine) {
       --plan.workers;
     plan.cached_weights = cached_bytes(p, panels, plan.workers) <= cached_limit(p);
   }
-  plan.block_rows = static_cast<int>(panels * lanes);
-  plan.block_keys = static_cast<int>(kTile);
-  plan.solver = p.solver;
-  const Schedule schedule = make_schedule(p, plan);
-  plan.workspace_bytes = p.dtype == DType::f64 ? Layout<double>().take(nullptr, p, plan, schedule)
-                                               : Layout<float>().take(nullptr, p, plan, schedule);
-  return plan;
+  return measured(p, plan, panels);
+}
+
+}  // namespace
+
+// A workspace may have been asked for when the library had another number of threads. Then that number's plan is taken,
+// the nearest that fits, with no more threads than there are now.
+core::Plan make_plan(const core::Problem& p, const core::Machine& machine) {
+  const auto fits = [&](const core::Plan& plan) { return plan.workspace_bytes <= machine.workspace_bytes; };
+  const core::Plan wanted = planned(p, machine.threads);
+  if (fits(wanted)) return wanted;
+  for (int threads = machine.threads - 1; threads > 0; --threads) {
+    if (const core::Plan fewer = planned(p, threads); fits(fewer)) return fewer;
+  }
+  for (int threads = machine.threads + 1; threads <= kMaxThreads; ++threads) {
+    core::Plan more = planned(p, threads);
+    if (!fits(more)) continue;
+    more.workers = std::min(more.workers, wanted.workers);
+    return measured(p, more, more.block_rows / width(p));
+  }
+  return wanted;
 }
 
 core::Notes notes(const core::Problem& p, const core::Machine& machine, const core::Plan&) {

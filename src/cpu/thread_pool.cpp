@@ -1,28 +1,38 @@
 #include "cpu/thread_pool.hpp"
 
+#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <condition_variable>
 #include <cstdlib>
+#include <cstring>
 #include <list>
 #include <mutex>
 #include <system_error>
 #include <thread>
 
+#include "core/text.hpp"
 #include "cpu/cpu.hpp"
 
 namespace lla::cpu {
 namespace {
 
-constexpr int kMaxThreads = 1024;
+// What LLA_NUM_THREADS says: -1 where it is no number of threads, 0 where it is not set, empty or 0.
+int environment_threads() {
+  const char* text = std::getenv("LLA_NUM_THREADS");
+  if (text == nullptr || *text == '\0') return 0;
+  const char* end = text + std::strlen(text);
+  int wanted = 0;
+  const auto [stopped, error] = std::from_chars(text, end, wanted);
+  if (*text == '-' || stopped != end || error == std::errc::invalid_argument) return -1;
+  return error == std::errc::result_out_of_range ? kMaxThreads : std::min(wanted, kMaxThreads);
+}
 
 int default_threads() {
-  if (const char* text = std::getenv("LLA_NUM_THREADS")) {
-    const int wanted = std::atoi(text);
-    if (wanted > 0) return std::min(wanted, kMaxThreads);
-  }
+  if (const int wanted = environment_threads(); wanted > 0) return wanted;
   cpu_set_t set;
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
@@ -102,9 +112,21 @@ class Pool {
 };
 
 // Never destroyed: its threads may still wait on it while the process exits.
+std::atomic<Pool*> current_pool{nullptr};
+
+// A forked child has a copy of the pool but none of its threads, and the copied mutex may be locked by one of them for
+// ever. The copy is left alone; the child's first call makes a pool of its own.
+void forget_pool() { current_pool.store(nullptr, std::memory_order_relaxed); }
+
 Pool& pool() {
-  static Pool* const instance = new Pool;
-  return *instance;
+  if (Pool* made = current_pool.load(std::memory_order_acquire)) return *made;
+  static std::atomic<bool> registered{false};  // a child inherits the handler
+  if (!registered.exchange(true)) pthread_atfork(nullptr, nullptr, forget_pool);
+  Pool* const mine = new Pool;
+  Pool* first = nullptr;
+  if (current_pool.compare_exchange_strong(first, mine, std::memory_order_acq_rel)) return *mine;
+  delete mine;  // another thread was quicker; this one has no threads yet
+  return *first;
 }
 
 }  // namespace
@@ -126,8 +148,17 @@ void run_items(int64_t items, int workers, ItemFunction function, void* context)
 int num_threads() {
   const int wanted = wanted_threads.load(std::memory_order_relaxed);
   if (wanted > 0) return wanted;
-  static const int standard = default_threads();
-  return standard;
+  // The environment is read once. (No static with a guard: a fork could leave it locked in the child.)
+  static std::atomic<int> standard{0};
+  int threads = standard.load(std::memory_order_relaxed);
+  if (threads == 0) standard.store(threads = default_threads(), std::memory_order_relaxed);
+  return threads;
+}
+
+Status check_environment() {
+  if (wanted_threads.load(std::memory_order_relaxed) > 0 || environment_threads() >= 0) return {};
+  return core::invalid(core::cat("LLA_NUM_THREADS: \"", std::getenv("LLA_NUM_THREADS"),
+                                 "\" is not a number of threads; unset it, or give a whole number"));
 }
 
 void set_num_threads(int threads) {

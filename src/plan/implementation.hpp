@@ -1,6 +1,7 @@
 // The implementation list: who can run a problem, with what plan, and how it is run. One ordered list, reference last.
 #pragma once
 
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,7 +42,7 @@ struct Implementation {
 };
 
 // In order of preference. Each backend defines its entries; registry.cpp lists them.
-const std::vector<const Implementation*>& implementations();
+std::span<const Implementation* const> implementations();
 
 // The first implementation (or the one named) that takes the problem.
 Status make_plan(const Problem&, const Machine&, const char* wanted, Plan& plan);

@@ -1,7 +1,8 @@
 #include "plan/machine.hpp"
 
-#include <map>
-#include <mutex>
+#include <array>
+#include <atomic>
+#include <memory>
 
 #include "plan/backends.hpp"
 #if LLA_HAVE_CUDA && __has_include("cuda/common/device.hpp")
@@ -20,13 +21,20 @@ Machine this_cpu() {
 Machine this_machine(int cuda_device_index) {
   Machine m = this_cpu();
 #if LLA_HAVE_CUDA && __has_include("cuda/common/device.hpp")
-  // Probing initialises CUDA, so each device is asked once.
-  static std::mutex mutex;
-  static std::map<int, CudaDevice> devices;
-  const std::lock_guard lock(mutex);
-  auto found = devices.find(cuda_device_index);
-  if (found == devices.end()) found = devices.emplace(cuda_device_index, cuda::probe(cuda_device_index)).first;
-  m.cuda = found->second;
+  // Probing initialises CUDA, so each device is asked once. What was found is never freed, and no lock guards it: calls
+  // at exit and in forked children come here too.
+  static std::array<std::atomic<const CudaDevice*>, 64> devices{};
+  const auto slot = static_cast<size_t>(cuda_device_index);
+  if (slot >= devices.size()) {
+    m.cuda = cuda::probe(cuda_device_index);
+    return m;
+  }
+  const CudaDevice* found = devices[slot].load(std::memory_order_acquire);
+  if (found == nullptr) {
+    auto probed = std::make_unique<const CudaDevice>(cuda::probe(cuda_device_index));
+    if (devices[slot].compare_exchange_strong(found, probed.get(), std::memory_order_acq_rel)) found = probed.release();
+  }
+  m.cuda = *found;
 #else
   (void)cuda_device_index;
 #endif

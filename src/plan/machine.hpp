@@ -19,6 +19,7 @@ struct CudaDevice {
 
 struct Machine {
   int threads = 1;
+  size_t workspace_bytes = SIZE_MAX;  // what a call has brought along; no limit where none is known yet
   std::string simd = "none";
   CudaDevice cuda;
 };

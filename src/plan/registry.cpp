@@ -7,14 +7,16 @@
 
 namespace lla::core {
 
-const std::vector<const Implementation*>& implementations() {
-  static const std::vector<const Implementation*> list = {
+// A constant, not an object made at first use: calls may come from static destructors, from threads that outlive main
+// and from forked children.
+std::span<const Implementation* const> implementations() {
+  static constexpr const Implementation* list[] = {
 #if LLA_HAVE_CUDA
-    &cuda::sm90::implementation,
-    &cuda::portable::implementation,
+      &cuda::sm90::implementation,
+      &cuda::portable::implementation,
 #endif
-    &cpu::implementation,
-    &reference::implementation,
+      &cpu::implementation,
+      &reference::implementation,
   };
   return list;
 }

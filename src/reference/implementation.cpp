@@ -4,6 +4,7 @@
 #include <new>
 
 #include "core/convert.hpp"
+#include "core/text.hpp"
 #include "reference/reference.hpp"
 
 namespace lla::reference {
@@ -199,7 +200,13 @@ void run_backward(const BackwardCall& call, const Plan& plan) {
   ridge_gradient.write();
 }
 
-std::string refuse(const Problem&, const core::Machine&) { return {}; }
+// A row's matrix has D^2 entries, which must be countable.
+constexpr int64_t kLargestDim = int64_t{1} << 16;
+
+std::string refuse(const Problem& p, const core::Machine&) {
+  if (p.dim <= kLargestDim && p.value_dim <= kLargestDim) return {};
+  return core::cat("takes head dimensions up to ", kLargestDim, ", not D = ", p.dim, " with Dv = ", p.value_dim);
+}
 
 Plan make_plan(const Problem& p, const core::Machine&) {
   Plan plan;

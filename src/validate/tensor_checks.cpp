@@ -17,7 +17,9 @@ bool empty(const Tensor& t) {
   return std::any_of(t.size, t.size + t.ndim, [](int64_t n) { return n == 0; });
 }
 
-// Whether the number of elements and the span of memory they cover, in bytes, both fit in int64.
+constexpr int64_t kMostBytes = int64_t{1} << 60;  // more than any address space; twice as much still fits int64
+
+// Whether the number of elements and the span of memory they cover, in bytes, can both be counted.
 bool fits(const Tensor& t) {
   if (empty(t)) return true;
   const int64_t width = size_of(dtype_of(t));
@@ -30,7 +32,9 @@ bool fits(const Tensor& t) {
     if (__builtin_mul_overflow(step, width, &step)) return false;
     if (__builtin_add_overflow(span, step, &span)) return false;
   }
-  return true;
+  if (count > kMostBytes || span > kMostBytes) return false;
+  // The last byte has an address.
+  return reinterpret_cast<uintptr_t>(t.data) <= UINTPTR_MAX - static_cast<uintptr_t>(span);
 }
 
 }  // namespace
@@ -54,7 +58,7 @@ Status check_view(const NamedTensor& arg, Pointers pointers) {
       return invalid(cat(arg.name, ": stride of dimension ", i, " is ", t.stride[i], ", must not be negative"));
   }
   if (!fits(t))
-    return invalid(cat(arg.name, ": shape ", shape_text(t), " with its strides spans more bytes than int64 can count"));
+    return invalid(cat(arg.name, ": shape ", shape_text(t), " with its strides spans more bytes than an address can count"));
   if (pointers == Pointers::required && t.data == nullptr && !empty(t)) {
     return invalid(cat(arg.name, ": data is null but the shape ", shape_text(t), " is not empty"));
   }

@@ -20,8 +20,8 @@ inline DType dtype_of(const Tensor& t) { return static_cast<DType>(t.dtype); }
 
 int64_t element_count(const Tensor& t);  // of a checked tensor
 
-// Known dtype and device, 0 <= ndim <= 4, no negative size or stride, an extent in bytes that fits int64, pointer there
-// and aligned.
+// Known dtype and device, 0 <= ndim <= 4, no negative size or stride, fewer than 2^60 bytes from end to end, pointer
+// there and aligned.
 Status check_view(const NamedTensor& t, Pointers pointers);
 // No two indices may share memory.
 Status check_writable(const NamedTensor& t);

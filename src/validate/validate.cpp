@@ -6,6 +6,7 @@
 #include <iterator>
 #include <utility>
 
+#include "validate/overlap.hpp"
 #include "validate/tensor_checks.hpp"
 
 namespace lla::core {
@@ -36,10 +37,12 @@ Status read_options(const lla_options& o, Problem& p) {
     return invalid(cat("options.weights: ", o.weights, " is not an lla_weights"));
   p.scale = std::isnan(o.scale) ? 1 / std::sqrt(static_cast<double>(p.dim)) : o.scale;
   p.tolerance = o.tolerance;
-  p.mask.left = o.window_left;
-  p.mask.right = o.causal ? 0 : o.window_right;
+  // A window longer than the sequences reaches no further than they do; here, so that nobody's sums overflow.
+  p.mask.left = std::min(o.window_left, p.seqlen_k);
+  p.mask.right = o.causal ? 0 : std::min(o.window_right, p.seqlen_q);
   p.cached_weights_limit = o.cached_weights_limit;
-  p.max_iterations = o.max_iterations > 0 ? o.max_iterations : static_cast<int>(std::max<int64_t>(64, 2 * p.dim));
+  p.max_iterations = o.max_iterations > 0 ? o.max_iterations
+                                          : static_cast<int>(std::clamp<int64_t>(2 * p.dim, 64, INT32_MAX));
   p.solver = static_cast<Solver>(o.solver);
   p.weights = static_cast<Weights>(o.weights);
   return {};
@@ -74,8 +77,8 @@ Status same_device(const NamedTensor& arg, const Tensor& q) {
   return invalid(cat(arg.name, ": is on ", text(t), ", but q is on ", text(q)));
 }
 
-// Two tensors that are written, or one written and one read, must not start at the same address. (Interleaved views are
-// fine.) `more_inputs` are read besides those that both passes read.
+// What a call writes must not be read by it, nor written twice. `more_inputs` are read besides those that both passes
+// read.
 template <class Args>
 Status distinct(const Args& a, std::initializer_list<NamedTensor> more_inputs,
                 std::initializer_list<NamedTensor> outputs) {
@@ -87,19 +90,21 @@ Status distinct(const Args& a, std::initializer_list<NamedTensor> more_inputs,
                                 {"cu_seqlens_q", a.cu_seqlens_q},
                                 {"cu_seqlens_k", a.cu_seqlens_k}};
   for (const NamedTensor& out : outputs) {
-    if (!present(out.tensor) || out.tensor.data == nullptr || element_count(out.tensor) == 0) continue;
-    const auto clash_in = [&](const NamedTensor* others, const NamedTensor* end) {
-      return std::find_if(others, end, [&](const NamedTensor& other) {
-        return present(other.tensor) && other.tensor.data == out.tensor.data && element_count(other.tensor) > 0;
-      });
-    };
+    if (!present(out.tensor) || out.tensor.data == nullptr) continue;
     const std::pair<const NamedTensor*, const NamedTensor*> lists[] = {
         {std::begin(inputs), std::end(inputs)}, {more_inputs.begin(), more_inputs.end()}, {outputs.begin(), &out}};
     for (const auto& [begin, end] : lists) {
-      if (const NamedTensor* other = clash_in(begin, end); other != end) {
-        return invalid(cat(out.name, ": is written to, but starts at the same address as ", other->name));
-      }
+      const NamedTensor* other =
+          std::find_if(begin, end, [&](const NamedTensor& t) { return overlap(t.tensor, out.tensor); });
+      if (other != end) return invalid(cat(out.name, ": is written to, but overlaps ", other->name));
     }
+  }
+  return {};
+}
+
+Status clear_of_workspace(std::initializer_list<NamedTensor> tensors, const Tensor& workspace) {
+  for (const NamedTensor& t : tensors) {
+    if (overlap(t.tensor, workspace)) return invalid(cat("workspace: is written to, but overlaps ", t.name));
   }
   return {};
 }
@@ -155,23 +160,34 @@ Status read_packing(const Args& a, Pointers pointers, Problem& p) {
   return {};
 }
 
-// Row and key counts, and the vectors kept for them, must be countable even where a zero dimension makes each tensor
-// empty.
+// Every size the library works out is a small multiple (at most 2^20) of these products: held to these bounds, no sum or
+// product overflows anywhere. Both are far beyond what memory can hold, but views with stride 0 and questions about
+// sizes are not held by memory.
+constexpr int64_t kMostElements = int64_t{1} << 42;  // of q, o and x together, or of k and v
+constexpr int64_t kMostPairs = int64_t{1} << 56;     // sequences times heads times the longest length
+
+bool within(int64_t limit, std::initializer_list<int64_t> factors) {
+  int64_t product = 1;
+  return std::all_of(factors.begin(), factors.end(), [&](int64_t f) {
+    return !__builtin_mul_overflow(product, std::max<int64_t>(f, 1), &product) && product <= limit;
+  });
+}
+
+// Counted as if no dimension were zero: a zero in one place does not make the others harmless.
 Status check_countable(const Problem& p) {
-  const auto overflows = [](std::initializer_list<int64_t> factors) {
-    int64_t product = 8;
-    return std::any_of(factors.begin(), factors.end(),
-                       [&](int64_t f) { return __builtin_mul_overflow(product, f, &product); });
+  const auto check = [&](const char* arg, const char* names, int64_t length, int64_t total, int64_t heads) -> Status {
+    int64_t channels;
+    const bool fits = !__builtin_add_overflow(p.dim, p.value_dim, &channels) &&
+                      within(kMostElements, {p.packed ? 1 : p.batch, p.packed ? total : length, heads, channels}) &&
+                      within(kMostPairs, {p.batch, length, heads});
+    if (fits) return {};
+    return invalid(cat(arg, ": sizes ", names, " = ", p.batch, ", ", p.packed ? total : length, ", ", heads, ", ", p.dim,
+                       ", ", p.value_dim, " are too large: they multiply to more than 2^42 elements"));
   };
-  int64_t channels;
-  if (__builtin_add_overflow(p.dim, p.value_dim, &channels) || overflows({4, channels}) ||
-      overflows({p.batch, p.seqlen_q}) || overflows({p.batch, p.seqlen_k}) ||
-      overflows({4, p.packed ? p.total_q : p.batch * p.seqlen_q, p.heads_q, channels}) ||
-      overflows({4, p.packed ? p.total_k : p.batch * p.seqlen_k, p.heads_kv, channels})) {
-    return invalid(cat("q: sizes B = ", p.batch, ", Lq = ", p.seqlen_q, ", Hq = ", p.heads_q, ", D = ", p.dim,
-                       " (k: Lk = ", p.seqlen_k, ", Hkv = ", p.heads_kv, ") multiply to more than int64 can count"));
-  }
-  return {};
+  LLA_RETURN_IF_ERROR(check("q", p.packed ? "sequences, total_q, Hq, D, Dv" : "B, Lq, Hq, D, Dv", p.seqlen_q, p.total_q,
+                            p.heads_q));
+  return check("k", p.packed ? "sequences, total_k, Hkv, D, Dv" : "B, Lk, Hkv, D, Dv", p.seqlen_k, p.total_k,
+               p.heads_kv);
 }
 
 // ---- what forward and backward share -------------------------------------------------------------------------------
@@ -350,6 +366,66 @@ Status check_struct(const Args& a, const char* init) {
 }
 
 }  // namespace
+
+namespace {
+
+constexpr size_t kWorkspaceAlignment = 256;
+
+// A view of the bytes a call writes to in the workspace.
+template <class Args>
+Status read_workspace(const Args& a, size_t needed, Tensor& view) {
+  if (a.workspace_bytes < needed)
+    return {LLA_WORKSPACE_TOO_SMALL, cat("workspace: has ", a.workspace_bytes, " bytes, needs ", needed)};
+  if (needed > 0 && a.workspace == nullptr)
+    return invalid(cat("workspace: is null, but ", needed, " bytes are needed"));
+  if (reinterpret_cast<uintptr_t>(a.workspace) % kWorkspaceAlignment != 0)
+    return invalid(cat("workspace: must be aligned to ", kWorkspaceAlignment, " bytes"));
+  view = dense(a.workspace, DType::f32, {static_cast<int64_t>((needed + 3) / 4)});
+  return {};
+}
+
+}  // namespace
+
+Status validate_workspace(const lla_forward_args& a, size_t needed) {
+  Tensor workspace;
+  LLA_RETURN_IF_ERROR(read_workspace(a, needed, workspace));
+  return clear_of_workspace({{"q", a.q},
+                             {"k", a.k},
+                             {"v", a.v},
+                             {"ridge", a.ridge},
+                             {"x", a.x},
+                             {"o", a.o},
+                             {"cu_seqlens_q", a.cu_seqlens_q},
+                             {"cu_seqlens_k", a.cu_seqlens_k},
+                             {"saved", a.saved},
+                             {"iterations", a.iterations},
+                             {"residual", a.residual},
+                             {"row_status", a.row_status}},
+                            workspace);
+}
+
+Status validate_workspace(const lla_backward_args& a, size_t needed) {
+  Tensor workspace;
+  LLA_RETURN_IF_ERROR(read_workspace(a, needed, workspace));
+  return clear_of_workspace({{"q", a.q},
+                             {"k", a.k},
+                             {"v", a.v},
+                             {"ridge", a.ridge},
+                             {"x", a.x},
+                             {"saved", a.saved},
+                             {"grad_o", a.grad_o},
+                             {"dq", a.dq},
+                             {"dk", a.dk},
+                             {"dv", a.dv},
+                             {"dridge", a.dridge},
+                             {"dx", a.dx},
+                             {"cu_seqlens_q", a.cu_seqlens_q},
+                             {"cu_seqlens_k", a.cu_seqlens_k},
+                             {"iterations", a.iterations},
+                             {"residual", a.residual},
+                             {"row_status", a.row_status}},
+                            workspace);
+}
 
 Status validate(const lla_forward_args& a, Pointers pointers, ForwardCall& call) {
   LLA_RETURN_IF_ERROR(check_struct(a, "lla_forward_args_init"));

@@ -12,4 +12,8 @@ enum class Pointers { required, optional };
 Status validate(const lla_forward_args& args, Pointers pointers, ForwardCall& call);
 Status validate(const lla_backward_args& args, Pointers pointers, BackwardCall& call);
 
+// Large enough, aligned, and clear of every tensor of checked arguments.
+Status validate_workspace(const lla_forward_args& args, size_t needed);
+Status validate_workspace(const lla_backward_args& args, size_t needed);
+
 }  // namespace lla::core

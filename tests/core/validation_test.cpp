@@ -176,11 +176,11 @@ const std::vector<SharedCase>& shared_cases() {
       {"value_dim_zero", false, [](Edit e) { e.v.size[3] = 0; }, {"v", "0", "at least 1"}},
       {"negative_size", false, [](Edit e) { e.q.size[1] = -5; }, {"q", "-5"}},
       {"negative_stride", false, [](Edit e) { e.v.stride[1] = -12; }, {"v", "-12"}},
-      {"overflowing_product", false, [](Edit e) { e.q.size[0] = e.q.size[1] = kHuge; }, {"q", "int64"}},
+      {"overflowing_product", false, [](Edit e) { e.q.size[0] = e.q.size[1] = kHuge; }, {"q", "address"}},
       {"overflowing_stride",
        false,
        [](Edit e) { e.k.stride[1] = std::numeric_limits<int64_t>::max() / 2; },
-       {"k", "int64"}},
+       {"k", "address"}},
       {"overflowing_rows_of_nothing",
        false,
        [](Edit e) {
@@ -190,7 +190,7 @@ const std::vector<SharedCase>& shared_cases() {
          e.k.size[2] = e.v.size[2] = 0;
          e.k.size[1] = e.v.size[1] = 0;
        },
-       {"q", "int64"}},
+       {"q", "too large"}},
       {"ridge_heads",
        false,
        [](Edit e) {
@@ -335,7 +335,7 @@ TEST(BadForward, IsRefused) {
       {[](Call&, ForwardArgs& a) { a.o.stride[0] = 0; }, {"o", "overlap", "0"}},
       {[](Call&, ForwardArgs& a) { a.o.stride[1] = 5; }, {"o", "overlap", "5"}},
       {[](Call&, ForwardArgs& a) { a.o.device_type = LLA_CUDA; }, {"o", "cuda:0", "cpu"}},
-      {[](Call& c, ForwardArgs& a) { a.o.data = c.q.view().data; }, {"o", "q", "same address"}},
+      {[](Call& c, ForwardArgs& a) { a.o.data = c.q.view().data; }, {"o", "q", "overlaps"}},
       {[](Call&, ForwardArgs& a) { a.saved.size[0] -= 1; }, {"saved", "saved_size"}},
       {[](Call&, ForwardArgs& a) { a.saved.dtype = LLA_F64; }, {"saved", "f64", "f32"}},
       {[](Call&, ForwardArgs& a) { a.saved.data = nullptr; }, {"saved", "null"}},
@@ -399,8 +399,8 @@ TEST(BadBackward, IsRefused) {
       {[](Call&, BackwardArgs& a) { a.dk.dtype = LLA_F16; }, {"dk", "f16", "f32"}},
       {[](Call&, BackwardArgs& a) { a.dq.stride[2] = 0; }, {"dq", "overlap", "0"}},
       {[](Call&, BackwardArgs& a) { a.dv.data = nullptr; }, {"dv", "null"}},
-      {[](Call& c, BackwardArgs& a) { a.dk.data = c.k.view().data; }, {"dk", "same address", "k"}},
-      {[](Call& c, BackwardArgs& a) { a.dk.data = c.dq.view().data; }, {"dk", "same address", "dq"}},
+      {[](Call& c, BackwardArgs& a) { a.dk.data = c.k.view().data; }, {"dk", "overlaps", "k"}},
+      {[](Call& c, BackwardArgs& a) { a.dk.data = c.dq.view().data; }, {"dk", "overlaps", "dq"}},
       {[](Call&, BackwardArgs& a) { a.dridge.ndim = 0; }, {"dridge", "()", "(2, 5, 4)"}},
       {[](Call&, BackwardArgs& a) { a.dridge.dtype = LLA_BF16; }, {"dridge", "bf16", "f32"}},
       {[](Call&, BackwardArgs& a) { a.dridge.stride[2] = 0; }, {"dridge", "overlap"}},

@@ -5,14 +5,40 @@
 
 namespace lla::cuda {
 
+namespace detail {
+
+// The launch's own answer counts. cudaGetLastError would also hand over, and clear, whatever error the caller's earlier
+// calls have left behind.
+template <class... Parameters, class... Arguments>
+Status launch(void (*kernel)(Parameters...), dim3 blocks, int threads, size_t shared_bytes, cudaStream_t stream,
+              bool early, const char* name, const Arguments&... arguments) {
+  if (blocks.x == 0) return {};
+  LLA_RETURN_IF_ERROR(allow_shared_memory(kernel, shared_bytes, name));
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = early ? 1 : 0;
+  return to_status(cudaLaunchKernelEx(&config, kernel, arguments...), name);
+}
+
+}  // namespace detail
+
 // `name` says in an error's message what was launched. No blocks: nothing to do.
+template <class... Parameters, class... Arguments>
+Status launch(void (*kernel)(Parameters...), dim3 blocks, int threads, size_t shared_bytes, cudaStream_t stream,
+              const char* name, const Arguments&... arguments) {
+  return detail::launch(kernel, blocks, threads, shared_bytes, stream, false, name, arguments...);
+}
 template <class... Parameters, class... Arguments>
 Status launch(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t shared_bytes, cudaStream_t stream,
               const char* name, const Arguments&... arguments) {
-  if (blocks == 0) return {};
-  LLA_RETURN_IF_ERROR(allow_shared_memory(kernel, shared_bytes, name));
-  kernel<<<dim3(static_cast<unsigned>(blocks)), threads, shared_bytes, stream>>>(arguments...);
-  return launched(name);
+  return launch(kernel, dim3(static_cast<unsigned>(blocks)), threads, shared_bytes, stream, name, arguments...);
 }
 
 // The same for a kernel that may begin while the one before it in the stream still runs: before it looks at memory it
@@ -20,19 +46,7 @@ Status launch(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t
 template <class... Parameters, class... Arguments>
 Status launch_early(void (*kernel)(Parameters...), dim3 blocks, int threads, size_t shared_bytes, cudaStream_t stream,
                     const char* name, const Arguments&... arguments) {
-  if (blocks.x == 0) return {};
-  LLA_RETURN_IF_ERROR(allow_shared_memory(kernel, shared_bytes, name));
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = blocks;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = 1;
-  return to_status(cudaLaunchKernelEx(&config, kernel, arguments...), name);
+  return detail::launch(kernel, blocks, threads, shared_bytes, stream, true, name, arguments...);
 }
 
 }  // namespace lla::cuda

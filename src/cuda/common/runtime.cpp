@@ -4,9 +4,33 @@ namespace lla::cuda {
 
 using core::cat;
 
+namespace {
+
+// Faults of kernels. Nothing here waits for a kernel, so one that shows up is of work put on the device before.
+bool is_fault(cudaError_t error) {
+  switch (error) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorHardwareStackError:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorAssert:
+    case cudaErrorECCUncorrectable: return true;
+    default: return false;
+  }
+}
+
+}  // namespace
+
 Status to_status(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return {};
-  return {LLA_CUDA_ERROR, cat(what, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")")};
+  cudaGetLastError();
+  const lla_status code = error == cudaErrorMemoryAllocation ? LLA_OUT_OF_MEMORY : LLA_CUDA_ERROR;
+  return {code, cat(what, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")",
+                    is_fault(error) ? ", of earlier work on this device; the process cannot use it any more" : "")};
 }
 
 DeviceGuard::DeviceGuard(int device) {
@@ -21,6 +45,9 @@ DeviceGuard::~DeviceGuard() {
   if (previous_ >= 0) cudaSetDevice(previous_);
 }
 
+namespace {
+
+// Null passes.
 Status check_pointer(const void* pointer, int device, const char* name) {
   if (pointer == nullptr) return {};
   cudaPointerAttributes attributes;
@@ -33,6 +60,41 @@ Status check_pointer(const void* pointer, int device, const char* name) {
       return core::invalid(cat(name, ": the data is on CUDA device ", attributes.device, ", the tensor says ", device));
     default: return core::invalid(cat(name, ": the pointer is host memory, the tensor says CUDA device ", device));
   }
+}
+
+template <class Call>
+Status check_common(const Call& call) {
+  const int device = call.problem.device_index;
+  LLA_RETURN_IF_ERROR(check_pointer(call.q.data, device, "q"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.k.data, device, "k"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.v.data, device, "v"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.ridge.data, device, "ridge"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.x.data, device, "x"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.saved, device, "saved"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.cu_seqlens_q, device, "cu_seqlens_q"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.cu_seqlens_k, device, "cu_seqlens_k"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.info.iterations, device, "iterations"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.info.residual, device, "residual"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.info.status, device, "row_status"));
+  return check_pointer(call.workspace, device, "workspace");
+}
+
+}  // namespace
+
+Status check_pointers(const core::ForwardCall& call) {
+  LLA_RETURN_IF_ERROR(check_common(call));
+  return check_pointer(call.o.data, call.problem.device_index, "o");
+}
+
+Status check_pointers(const core::BackwardCall& call) {
+  const int device = call.problem.device_index;
+  LLA_RETURN_IF_ERROR(check_common(call));
+  LLA_RETURN_IF_ERROR(check_pointer(call.grad_o.data, device, "grad_o"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.dq.data, device, "dq"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.dk.data, device, "dk"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.dv.data, device, "dv"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.dridge.data, device, "dridge"));
+  return check_pointer(call.dx.data, device, "dx");
 }
 
 }  // namespace lla::cuda

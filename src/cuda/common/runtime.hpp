@@ -3,16 +3,15 @@
 
 #include <cuda_runtime_api.h>
 
+#include "core/problem.hpp"
 #include "core/text.hpp"
 #include "lla/lla.hpp"
 
 namespace lla::cuda {
 
-// `what` names the call in the message: "launching stats".
+// `what` names the call in the message: "launching stats". The runtime keeps the error of a failed call for whoever asks
+// next: it is taken back, so that the caller's next check does not find ours.
 Status to_status(cudaError_t error, const char* what);
-
-// Error of the launch just made (not of kernels still running: nothing here waits).
-inline Status launched(const char* kernel) { return to_status(cudaGetLastError(), kernel); }
 
 // Lets a kernel use `bytes` of dynamic shared memory; needed above 48 KiB.
 template <class Kernel>
@@ -37,7 +36,9 @@ class DeviceGuard {
   Status status_;
 };
 
-// Fails where `pointer` is not memory that `device` can use; `name` says whose it is. Null passes.
-Status check_pointer(const void* pointer, int device, const char* name);
+// Fails where a tensor's data or the workspace is not memory that the call's device can use, and names it: the kernels
+// would fault, and a fault costs the process its CUDA context.
+Status check_pointers(const core::ForwardCall& call);
+Status check_pointers(const core::BackwardCall& call);
 
 }  // namespace lla::cuda

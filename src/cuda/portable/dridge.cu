@@ -7,19 +7,21 @@ namespace {
 
 constexpr int kThreads = 1024;
 
-// One block per head, or one for everything. Rows of a head: `segments` runs of `length` rows, `stride` apart.
+// One block per head, or one for everything. Rows of a head: `segments` runs of `length` rows, `stride` apart. Nobody has
+// written to the rows behind a packed batch's last sequence.
 template <class T>
 __global__ void __launch_bounds__(kThreads) dridge_kernel(const __grid_constant__ Arguments<T> a) {
   __shared__ double sums[kThreads];
   const core::Problem& p = a.problem;
   const bool per_head = p.ridge == core::RidgeShape::head;
   const int64_t head = per_head ? blockIdx.x : 0;
-  const int64_t length = p.packed ? p.total_q : p.seqlen_q;
-  const int64_t segments = per_head ? (p.packed ? 1 : p.batch) : p.rows() / (length > 0 ? length : 1);
-  const int64_t stride = per_head ? p.heads_q * length : length;
+  const int64_t pitch = p.packed ? p.total_q : p.seqlen_q;
+  const int64_t length = p.packed ? a.cu_seqlens_q[p.batch] : p.seqlen_q;
+  const int64_t segments = per_head ? (p.packed ? 1 : p.batch) : p.rows() / (pitch > 0 ? pitch : 1);
+  const int64_t stride = per_head ? p.heads_q * pitch : pitch;
   double sum = 0;
   for (int64_t i = threadIdx.x; i < segments * length; i += kThreads) {
-    sum += static_cast<double>(a.rows.dridge[i / length * stride + head * length + i % length]);
+    sum += static_cast<double>(a.rows.dridge[i / length * stride + head * pitch + i % length]);
   }
   sums[threadIdx.x] = sum;
   for (int half = kThreads / 2; half > 0; half /= 2) {

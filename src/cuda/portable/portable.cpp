@@ -156,12 +156,9 @@ Status run(const core::BackwardCall& call, const core::Plan& plan) {
 // Checks that what the tensors say of their device is true, then runs in the arithmetic the inputs ask for.
 template <class Call>
 Status on_device(const Call& call, const core::Plan& plan) {
-  const int device = call.problem.device_index;
-  const DeviceGuard guard(device);
+  const DeviceGuard guard(call.problem.device_index);
   LLA_RETURN_IF_ERROR(guard.status());
-  LLA_RETURN_IF_ERROR(check_pointer(call.q.data, device, "q"));
-  LLA_RETURN_IF_ERROR(check_pointer(call.k.data, device, "k"));
-  LLA_RETURN_IF_ERROR(check_pointer(call.workspace, device, "workspace"));
+  LLA_RETURN_IF_ERROR(check_pointers(call));
   return call.problem.dtype == DType::f64 ? run<double>(call, plan) : run<float>(call, plan);
 }
 

@@ -25,6 +25,11 @@ __device__ __forceinline__ Part part_of_block(const PrepassParams& p) {
   return {static_cast<int32_t>(head), first, min(first + kPrepassRows, p.positions)};
 }
 
+// Positions that belong to a sequence. Those behind the last one may hold anything, and must not set a head's scale.
+__device__ __forceinline__ int32_t used_positions(const PrepassParams& p) {
+  return p.end != nullptr ? min(*p.end, p.positions) : p.positions;
+}
+
 // Largest over the block, in every thread.
 __device__ __forceinline__ float block_max(float x) {
   __shared__ float warps[kThreads / 32];
@@ -41,8 +46,9 @@ __device__ __forceinline__ float block_max(float x) {
 __device__ __forceinline__ float largest_of(const PrepassParams& p, const PrepassOperand& operand, const Part& part) {
   const int eights = operand.dim / 8;
   const int batch = part.head / p.heads_kv, head = part.head % p.heads_kv;
+  const int32_t last = min(part.last, used_positions(p));
   float largest = 0;
-  for (int i = threadIdx.x; i < (part.last - part.first) * eights; i += kThreads) {
+  for (int i = threadIdx.x; i < (last - part.first) * eights; i += kThreads) {
     float x[8];
     load_eight(x, row_pointer(operand.rows, batch, part.first + i / eights, head), i % eights * 8, operand.rows);
     for (int j = 0; j < 8; ++j) largest = finite(x[j]) ? fmaxf(largest, fabsf(x[j])) : largest;
@@ -60,12 +66,13 @@ __device__ __forceinline__ float copy_part(const PrepassParams& p, const Prepass
   const float scale = power_of_two_scale(largest);
   const int lane = threadIdx.x % kLanes;
   const int64_t first_row = int64_t{part.head} * p.positions;
+  const int32_t used = used_positions(p);
   float largest_norm = 0;
   for (int r = threadIdx.x / kLanes; r < kPrepassRows; r += kThreads / kLanes) {
     const int position = part.first + r;
     const bool here = position < part.last;
     float x[8] = {};
-    if (here && lane * 8 < operand.dim) {
+    if (here && position < used && lane * 8 < operand.dim) {
       load_eight(x, row_pointer(operand.rows, batch, position, head), lane * 8, operand.rows);
     }
     bool bad = false;
@@ -160,16 +167,14 @@ __global__ void __launch_bounds__(kThreads) whole_heads_kernel(const __grid_cons
 Status run_prepass(const PrepassParams& params, cudaStream_t stream) {
   if (params.positions <= kPrepassRows && params.head_count > 0) {
     const auto kernel = params.padded == 64 ? whole_heads_kernel<64> : whole_heads_kernel<128>;
-    kernel<<<params.head_count, kThreads, 0, stream>>>(params);
-    return launched("the pre-pass over keys and values");
+    return launch(kernel, int64_t{params.head_count}, kThreads, 0, stream, "the pre-pass over keys and values", params);
   }
   const dim3 grid(static_cast<unsigned>(prepass_parts(params.positions) * params.head_count), 2);
   if (grid.x == 0) {
     const auto bytes = reinterpret_cast<char*>(params.part_maxima) - reinterpret_cast<char*>(params.header);
     return to_status(cudaMemsetAsync(params.header, 0, static_cast<size_t>(bytes), stream), "clearing the counters");
   }
-  largest_kernel<<<grid, kThreads, 0, stream>>>(params);
-  LLA_RETURN_IF_ERROR(launched("the pre-pass's largest elements"));
+  LLA_RETURN_IF_ERROR(launch(largest_kernel, grid, kThreads, 0, stream, "the pre-pass's largest elements", params));
   return launch_early(params.padded == 64 ? copy_kernel<64> : copy_kernel<128>, grid, kThreads, 0, stream,
                       "the pre-pass over keys and values", params);
 }

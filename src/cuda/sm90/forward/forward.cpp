@@ -78,6 +78,7 @@ PrepassParams prepass_of(const ForwardCall& call, const WorkspaceLayout& at) {
   out.head_count = static_cast<int32_t>((p.packed ? 1 : p.batch) * p.heads_kv);
   out.heads_kv = static_cast<int32_t>(p.heads_kv);
   out.positions = static_cast<int32_t>(p.packed ? p.total_k : p.seqlen_k);
+  out.end = p.packed ? call.cu_seqlens_k + p.batch : nullptr;
   out.padded = padded_dim(p.dim, p.value_dim);
   return out;
 }
@@ -98,9 +99,7 @@ Status forward(const ForwardCall& call, const core::Plan& plan) {
   if (p.rows() == 0) return {};
   const DeviceGuard device(p.device_index);
   if (!device.status()) return device.status();
-  LLA_RETURN_IF_ERROR(check_pointer(call.q.data, p.device_index, "q"));
-  LLA_RETURN_IF_ERROR(check_pointer(call.k.data, p.device_index, "k"));
-  LLA_RETURN_IF_ERROR(check_pointer(call.workspace, p.device_index, "workspace"));
+  LLA_RETURN_IF_ERROR(check_pointers(call));
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const WorkspaceLayout at = forward_layout(p, plan);
   std::byte* const base = static_cast<std::byte*>(call.workspace);
