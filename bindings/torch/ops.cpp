@@ -19,11 +19,11 @@ using MaybeTensor = std::optional<Tensor>;
 // What every operator takes after its tensors, in schema order.
 const std::string kOptionsSchema =
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float? scale, bool causal, "
-    "SymInt window_left, SymInt window_right, float tol, int max_iterations, str solver, str? implementation";
+    "SymInt window_left, SymInt window_right, float? tol, int max_iterations, str solver, str? implementation";
 // The same with the defaults of the Python functions: a call that leaves them out is the cheapest.
 const std::string kDefaultsSchema =
     "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, float? "
-    "scale=None, bool causal=True, SymInt window_left=-1, SymInt window_right=-1, float tol=1e-3, int "
+    "scale=None, bool causal=True, SymInt window_left=-1, SymInt window_right=-1, float? tol=None, int "
     "max_iterations=0, str solver='auto', str? implementation=None";
 
 struct Options {
@@ -33,7 +33,7 @@ struct Options {
   std::optional<double> scale;
   bool causal;
   int64_t window_left, window_right;
-  double tol;
+  std::optional<double> tol;
   int64_t max_iterations;
   const std::string& solver;
   const std::optional<std::string>& implementation;
@@ -76,6 +76,7 @@ void fill(Args& args, const Tensor& q, const Tensor& k, const Tensor& v, const M
   args.max_seqlen_q = options.max_seqlen_q;
   args.max_seqlen_k = options.max_seqlen_k;
   if (options.scale && std::isnan(*options.scale)) invalid("scale is NaN");  // which lla.h takes for "not given"
+  if (options.tol && std::isnan(*options.tol)) invalid("tol is NaN");
   if (options.max_iterations < 0 || options.max_iterations > INT32_MAX) {
     invalid("max_iterations must be between 0 (the default) and 2^31 - 1");
   }
@@ -83,7 +84,7 @@ void fill(Args& args, const Tensor& q, const Tensor& k, const Tensor& v, const M
   args.options.causal = options.causal;
   args.options.window_left = options.window_left;
   args.options.window_right = options.window_right;
-  args.options.tolerance = options.tol;
+  if (options.tol) args.options.tolerance = *options.tol;
   args.options.max_iterations = static_cast<int32_t>(options.max_iterations);
   args.options.solver = parse_solver(options.solver);
   args.options.implementation = options.implementation ? options.implementation->c_str() : nullptr;
@@ -201,7 +202,7 @@ Tensor run_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Mayb
 std::tuple<Tensor, Tensor, Tensor> forward(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x,
                                            MaybeTensor cu_seqlens_q, MaybeTensor cu_seqlens_k, int64_t max_seqlen_q,
                                            int64_t max_seqlen_k, std::optional<double> scale, bool causal,
-                                           int64_t window_left, int64_t window_right, double tol,
+                                           int64_t window_left, int64_t window_right, std::optional<double> tol,
                                            int64_t max_iterations, std::string solver,
                                            std::optional<std::string> implementation, bool save, bool info) {
   MaybeTensor saved, row_info;
@@ -215,7 +216,7 @@ std::tuple<Tensor, Tensor, Tensor> forward(Tensor q, Tensor k, Tensor v, MaybeTe
 // The output alone, in one tensor: the short way for small problems.
 Tensor inference(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x, MaybeTensor cu_seqlens_q,
                  MaybeTensor cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k, std::optional<double> scale,
-                 bool causal, int64_t window_left, int64_t window_right, double tol, int64_t max_iterations,
+                 bool causal, int64_t window_left, int64_t window_right, std::optional<double> tol, int64_t max_iterations,
                  std::string solver, std::optional<std::string> implementation) {
   return run_forward(q, k, v, ridge, x,
                      {cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right,
@@ -226,7 +227,7 @@ Tensor inference(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x,
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     Tensor grad_o, Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x, Tensor saved,
     MaybeTensor cu_seqlens_q, MaybeTensor cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
-    std::optional<double> scale, bool causal, int64_t window_left, int64_t window_right, double tol,
+    std::optional<double> scale, bool causal, int64_t window_left, int64_t window_right, std::optional<double> tol,
     int64_t max_iterations, std::string solver, std::optional<std::string> implementation, bool need_dq, bool need_dk,
     bool need_dv, bool need_dridge, bool info) {
   const auto guard = enter_device(q);
@@ -263,7 +264,7 @@ constexpr int64_t kTextBytes = 4096;
 
 Tensor plan(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x, MaybeTensor cu_seqlens_q,
             MaybeTensor cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k, std::optional<double> scale,
-            bool causal, int64_t window_left, int64_t window_right, double tol, int64_t max_iterations,
+            bool causal, int64_t window_left, int64_t window_right, std::optional<double> tol, int64_t max_iterations,
             std::string solver, std::optional<std::string> implementation, bool explain) {
   const auto guard = enter_device(q);
   check_ranks(q, v, cu_seqlens_q);

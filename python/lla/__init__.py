@@ -9,7 +9,7 @@ import importlib
 
 _unavailable = None
 try:
-    from .functional import (STATUS_NAMES, AttentionInfo, lla_attention, lla_attention_bhld, lla_attention_varlen,
+    from .functional import (STATUS_NAMES, AttentionInfo, BackwardInfo, lla_attention, lla_attention_bhld, lla_attention_varlen,
                              parallax_attention)
     from .kvcache import lla_attention_with_kvcache
     from .machine import explain, implementations, machine, version
@@ -17,7 +17,7 @@ try:
 except ImportError as error:  # no torch, or no operator library: what needs neither still works
     _unavailable = error
 
-__all__ = ["STATUS_NAMES", "AttentionInfo", "KVCache", "LocalLinearAttention", "explain", "implementations",
+__all__ = ["STATUS_NAMES", "AttentionInfo", "BackwardInfo", "KVCache", "LocalLinearAttention", "explain", "implementations",
            "lla_attention", "lla_attention_bhld", "lla_attention_varlen", "lla_attention_with_kvcache", "machine",
            "parallax_attention", "version"]
 _SUBMODULES = ("debug", "distributed", "hf", "reference")

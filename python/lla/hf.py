@@ -117,7 +117,7 @@ def _make_attention(default_ridge, options):
     return lla_attention_forward
 
 
-def register(ridge: float = 1.0, *, name: str = "lla", tol: float = 1e-3, max_iterations: Optional[int] = None,
+def register(ridge: float = 1.0, *, name: str = "lla", tol: Optional[float] = None, max_iterations: Optional[int] = None,
              solver: str = "auto", check: Optional[str] = None) -> str:
     """Registers attention and mask functions under `name`; returns the name. Call it again, or with another name, to
     change the default ridge or the solver's options (those of `lla.lla_attention`)."""

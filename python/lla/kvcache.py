@@ -156,7 +156,7 @@ def _attend_unequal(q, k_cache, v_cache, ridge, lengths, page_table, options, re
 def lla_attention_with_kvcache(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, ridge: Ridge, k: Optional[Tensor] = None, v: Optional[Tensor] = None,
     *, cache_seqlens: Optional[Union[int, Tensor]] = None, page_table: Optional[Tensor] = None,
-    scale: Optional[float] = None, causal: bool = True, window_size: Tuple[int, int] = (-1, -1), tol: float = 1e-3,
+    scale: Optional[float] = None, causal: bool = True, window_size: Tuple[int, int] = (-1, -1), tol: Optional[float] = None,
     max_iterations: Optional[int] = None, solver: str = "auto", implementation: Optional[str] = None,
     return_info: bool = False, check: Optional[str] = None,
 ):

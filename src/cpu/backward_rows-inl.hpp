@@ -78,8 +78,10 @@ void read_saved(Panel<T>& panel, const core::Problem& p, const PackedHead<T>& he
       good = false;
       panel.mark_bad(l);
     }
-    panel.max[l] = good ? saved[at.max + r] : T{0};
+    const bool shifted = good && head.shifted && !panel.empty(l);
+    panel.max[l] = good ? saved[at.max + r] - (shifted ? panel.offset[l] : T{0}) : T{0};
     put_lane(panel.mean_k, l, p.dim, good ? mean_k : zeros);
+    for (int64_t c = 0; c < p.dim && shifted; ++c) panel.mean_k[c * kPanel<T> + l] -= head.shift[c];
     put_lane(panel.mean_v, l, p.value_dim, good ? mean_v : zeros);
     put_lane(panel.x, l, p.dim, good ? x : zeros);
   }
@@ -92,7 +94,7 @@ void find_t(Block<T>& block, const GradientLanes<T>* lanes) {
   for (int i = 0; i < block.count; ++i) {
     Panel<T>& panel = block.panels[i];
     clear_statistics(panel);
-    std::fill_n(panel.row_sum, kPanel<T>, T{0});
+    for (T* sums : {panel.row_sum, panel.spread}) std::fill_n(sums, kPanel<T>, T{0});
     panel.center = lanes[i].tau;
     clear(panel.rhs, dim);
     block.count_products(panel, 2 * dim + value_dim);
@@ -104,7 +106,7 @@ void find_t(Block<T>& block, const GradientLanes<T>* lanes) {
     T* const u = block.memory.tiles[0];
     logits_tile(panel, head.k.grouped, dim, lo, hi, weights);
     logits_to_weights<true>(panel, weights, lo, hi, head.key_squares);
-    centered_tile(panel, head.v.grouped, value_dim, lo, hi, panel.value, weights, block.memory.tiles[3], u);
+    centered_tile<true>(panel, head.v.grouped, value_dim, lo, hi, panel.value, weights, block.memory.tiles[3], u);
     natural_product(head.k.natural + lo * dim, dim, dim, u, hi - lo, panel.rhs);
   });
   for (int i = 0; i < block.count; ++i) {
@@ -112,6 +114,8 @@ void find_t(Block<T>& block, const GradientLanes<T>* lanes) {
     finish_statistics(panel, dim);
     center_and_divide<false>(panel, panel.rhs, panel.mean_k, dim);
     for (int64_t l = 0; l < kPanel<T>; ++l) {
+      const T mean = panel.omega[l] > 0 ? panel.row_sum[l] / panel.omega[l] : T{0};
+      panel.spread[l] = panel.omega[l] > 0 ? std::max(T{0}, panel.spread[l] / panel.omega[l] - mean * mean) : T{0};
       if (!panel.bad[l]) continue;
       for (int64_t c = 0; c < dim; ++c) panel.rhs[c * kPanel<T> + l] = 0;
     }
@@ -286,6 +290,29 @@ void write_rows(const Panel<T>& panel, const GradientLanes<T>& lanes, const core
   }
 }
 
+// Rows whose gradients are not to be trusted say so: where rounding the saved x moves (k - mean).x by as much as matters
+// (a tiny ridge makes x long), and where dq is not finite.
+template <class T>
+void report_rows(Panel<T>& panel, const core::Problem& p) {
+  HWY_ALIGN T squares[kPanel<T>], nothing[kPanel<T>];
+  lane_dots(panel.x, panel.x, p.dim, squares);
+  for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
+    auto sum = hn::Zero(Tag<T>());  // of differences that are 0 or, where something is not finite, NaN
+    for (int64_t e = at; e < p.dim * kPanel<T>; e += kPanel<T>) {
+      const auto value = hn::Add(load(panel.image + e), load(panel.solution + e));
+      sum = hn::Add(sum, hn::Sub(value, value));
+    }
+    store(sum, nothing + at);
+  }
+  for (int64_t l = 0; l < panel.rows; ++l) {
+    if (panel.bad[l] || panel.empty(l)) continue;
+    const double moved = std::sqrt(static_cast<double>(squares[l]) * static_cast<double>(panel.variance[l]) *
+                                   static_cast<double>(p.dim)) *
+                         static_cast<double>(std::numeric_limits<T>::epsilon()) / 2;
+    if ((!p.given_x() && moved > 0.1) || nothing[l] != 0) panel.status[l] = LLA_ROW_BREAKDOWN;
+  }
+}
+
 template <class T>
 void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, const PackedQueries<T>& queries,
                    int64_t first_row, int64_t rows, WorkerMemory<T>& memory, double* ridge_rows) {
@@ -300,6 +327,7 @@ void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, co
     mark_bad_keys(panel, head);
     read_lanes(panel, p, head, call.q, p.dim, huge_bits<T>(), panel.q);
     for (int64_t e = 0; e < p.dim * kPanel<T>; ++e) panel.q[e] *= log2_scale;
+    find_offsets(panel, head, p.dim);
     read_lanes(panel, p, head, call.grad_o, p.value_dim, infinity_bits<T>(), panel.value);
     read_saved(panel, p, head, static_cast<const T*>(call.saved));
     if (!p.given_x()) read_ridge(panel, p, head, call.ridge);
@@ -334,6 +362,7 @@ void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, co
     for (int64_t l = 0; l < panel.rows; ++l) {
       if (!(panel.omega[l] > 0)) panel.mark_bad(l);
     }
+    report_rows(panel, p);
     write_rows(panel, lanes[i], call, head, queries, ridge_rows);
     write_info(panel, p, head, call.info);
   }

@@ -38,19 +38,25 @@ struct LaneCenters {
   HWY_ALIGN T native[kPanel<T>];
   HWY_ALIGN double wide[kPanel<T>];
   HWY_ALIGN T precise[kPanel<T>];  // 1 for lanes whose products are taken in double, else 0
+  const T* low;                    // what rounding took off u, or null; counts where products are taken in double
 
-  // unit: lane by lane, what the differences amount to; 1 where none is given, as for E, which is compared with 1.
-  void set_by_size(const T* u, const T* mean, int64_t channels, const T* unit = nullptr) {
+  // unit: lane by lane, what the differences amount to; 1 where none is given, as for E, which is compared with 1. Where
+  // there is a low part, its lanes are taken in double whatever their center.
+  void set_by_size(const T* u, const T* mean, int64_t channels, const T* unit = nullptr, const T* low_part = nullptr,
+                   const bool* low_lanes = nullptr) {
     lane_dots(u, mean, channels, native);
     for (int64_t l = 0; l < kPanel<T>; ++l) {
       const T from = static_cast<T>(kPreciseFrom) * (unit ? unit[l] : T{1});
-      precise[l] = sizeof(T) == 4 && std::abs(native[l]) > from ? T{1} : T{0};
+      const bool counts = std::abs(native[l]) > from || (low_part && low_lanes[l]);
+      precise[l] = sizeof(T) == 4 && counts ? T{1} : T{0};
     }
+    low = low_part;
     set_wide(u, mean, channels);
   }
-  void set(const T* u, const T* mean, int64_t channels, const T* precise_lanes) {
+  void set_precise(const T* u, const T* mean, int64_t channels, const T* precise_lanes) {
     lane_dots(u, mean, channels, native);
     std::copy_n(precise_lanes, kPanel<T>, precise);
+    low = nullptr;
     set_wide(u, mean, channels);
   }
   bool any_precise(int64_t) const {
@@ -71,7 +77,9 @@ struct LaneCenters {
         auto sum = hn::Zero(d);
         for (int64_t c = 0; c < channels; ++c) {
           const int64_t e = c * kPanel<T> + at;
-          sum = hn::MulAdd(hn::PromoteTo(d, hn::LoadU(df, u + e)), hn::PromoteTo(d, hn::LoadU(df, mean + e)), sum);
+          auto value = hn::PromoteTo(d, hn::LoadU(df, u + e));
+          if (low) value = hn::Add(value, hn::PromoteTo(d, hn::LoadU(df, low + e)));
+          sum = hn::MulAdd(value, hn::PromoteTo(d, hn::LoadU(df, mean + e)), sum);
         }
         store(sum, wide + at);
       }
@@ -82,6 +90,7 @@ struct LaneCenters {
 // One center a row, from the first row of the tile on, as in pass B of the backward.
 template <class T>
 struct RowCenters {
+  static constexpr const T* low = nullptr;
   const T* native;
   const T* precise;
   const double* wide;
@@ -112,7 +121,12 @@ HWY_NOINLINE void precise_tile(const float* grouped, int64_t channels, int64_t l
     const float* b = vector;
     for (int64_t c = 0; c < channels; ++c, a += kGroup, b += kPanel<float>) {
       Vec<double> wide[kWide];
-      for (int v = 0; v < kWide; ++v) wide[v] = hn::PromoteTo(d, hn::LoadU(df, b + v * kLanes<double>));
+      for (int v = 0; v < kWide; ++v) {
+        wide[v] = hn::PromoteTo(d, hn::LoadU(df, b + v * kLanes<double>));
+        if (centers.low) {
+          wide[v] = hn::Add(wide[v], hn::PromoteTo(d, hn::LoadU(df, centers.low + (b - vector) + v * kLanes<double>)));
+        }
+      }
       for (int i = 0; i < kHalf; ++i) {
         const auto ai = splat(static_cast<double>(a[i]));
         for (int v = 0; v < kWide; ++v) sums[i][v] = hn::MulAdd(ai, wide[v], sums[i][v]);

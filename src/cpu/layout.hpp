@@ -101,6 +101,7 @@ struct Layout {
       head.bad = arena.take<uint8_t>(round_up(p.seqlen_k, kGroup));
       head.bad_count = arena.take<std::atomic<int64_t>>(1);
       head.key_squares = arena.take<T>(round_up(p.seqlen_k, kGroup));
+      head.shift = arena.take<T>(p.dim);
       for (T** array : {&head.value_size, &head.value_spread}) {
         *array = backward ? arena.take<T>((p.seqlen_k + kTile - 1) / kTile) : nullptr;
       }

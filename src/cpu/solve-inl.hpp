@@ -24,8 +24,9 @@ void drop_overflowing(const core::Problem& p, Panel<T>& panel) {
     for (int64_t c = 0; c < p.dim; ++c) fits &= std::abs(panel.solution[c * kPanel<T> + l]) < limit;
     if (fits || panel.bad[l]) continue;
     panel.status[l] = LLA_ROW_BREAKDOWN;
+    panel.low_lanes[l] = false;
     for (int64_t at = l; at < p.dim * kPanel<T>; at += kPanel<T>) {
-      panel.solution[at] = 0;
+      panel.solution[at] = panel.low[at] = 0;
       panel.residual[at] = panel.preconditioner[at] > 0 ? panel.rhs[at] : T{0};
     }
   }

@@ -41,7 +41,7 @@ void add_row(const Head& head, const Row& row, Span g, const SolveOptions& optio
   }
   Vector y(dim, 0.0);
   if (!given) {
-    result.solution[at] = solve_row(row, s, t, options);
+    result.solution[at] = solve_row(row, s, t, options, options.backward_stop);
     y = result.solution[at].x;
   }
 

@@ -27,8 +27,9 @@ struct Statistics {
 
 Statistics statistics(const Head& head, const Row& row);
 
-// A x = b for the row's A = covariance + ridge.
-Solution solve_row(const Row& row, const Statistics& statistics, Span b, const SolveOptions& options);
+// A x = b for the row's A = covariance + ridge; conjugate gradients stop by the rule.
+Solution solve_row(const Row& row, const Statistics& statistics, Span b, const SolveOptions& options,
+                   const core::StopRule& stop);
 
 // The row's x: as given, or A x = q - mean_k.
 Solution solve_for_x(const Row& row, const Statistics& statistics, const SolveOptions& options);
