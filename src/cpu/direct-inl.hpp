@@ -162,7 +162,8 @@ void finish_matrix(const Panel<T>& panel, const DirectMemory& m, int64_t dim, in
 // Whether rounding a solution of this square shows: it moves (k - mean).x, which stands beside 1, by about this much.
 template <class T>
 bool needs_low_part(double squares, T variance, int64_t dim) {
-  return sizeof(T) == 4 && std::sqrt(squares * static_cast<double>(variance) * static_cast<double>(dim)) * 0x1p-24 > 1e-5;
+  return sizeof(T) == 4 &&
+         std::sqrt(squares * static_cast<double>(variance) * static_cast<double>(dim)) * 0x1p-24 > 1e-5;
 }
 
 // Solves the lanes conjugate gradients left unfinished (all that have something to solve, if they did not run).

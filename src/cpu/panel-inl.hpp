@@ -46,7 +46,9 @@ struct Panel : PanelMemory<T> {
   void mark_bad(int64_t lane) { bad[lane] = !empty(lane); }
 
   // What rounding took off the solution, null where no lane needs it.
-  const T* low_part() const { return std::find(low_lanes, low_lanes + kWidth, true) < low_lanes + kWidth ? this->low : nullptr; }
+  const T* low_part() const {
+    return std::find(low_lanes, low_lanes + kWidth, true) < low_lanes + kWidth ? this->low : nullptr;
+  }
 
   int64_t base() const { return begin / kGroup * kGroup; }
   // The part of a tile this panel walks over; starts at a group, empty if lo >= hi.

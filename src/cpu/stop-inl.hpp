@@ -50,11 +50,11 @@ struct SolutionSizes {
   }
 };
 
-// The residual a lane may stop at with the solution it has.
+// The residual a lane may stop at with the solution it has, squared.
 template <class T>
 T stop_limit(const core::StopRule& stop, const SolutionSizes<T>& x, const Panel<T>& panel, T rr_start, T smallest_ridge,
              int64_t l) {
-  const core::SolveSizes sizes{.rhs = std::sqrt(static_cast<double>(rr_start)),
+  const core::SolveSizes sizes{.rhs_squares = static_cast<double>(rr_start),
                                .rhs_product = static_cast<double>(x.rhs_product[l]),
                                .ridge_product = static_cast<double>(x.ridge_product[l]),
                                .ridge_squares = static_cast<double>(x.ridge_squares[l]),
