@@ -56,7 +56,7 @@ struct StopRule {
 
   // What a row has to reach whatever its solution.
   constexpr double start(double rhs_squares, int64_t keys) const {
-    const double tolerance = (keys <= few_keys ? 0.3 : 1.0) * residual;
+    const double tolerance = keys <= few_keys ? std::min(residual, std::max(0.3 * residual, least)) : residual;
     return tolerance * tolerance * rhs_squares;
   }
   constexpr double limit(const SolveSizes& x, int64_t keys) const {

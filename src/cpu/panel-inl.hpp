@@ -39,6 +39,7 @@ struct Panel : PanelMemory<T> {
   HWY_ALIGN T offset[kWidth];      // what the keys' shift takes off the logits, rounded up to an integer
   HWY_ALIGN T offset_rest[kWidth];  // ... and what that is too much, at most 0
   HWY_ALIGN T spread[kWidth];       // backward: mean square of G.v - tau
+  double unit_squares[kWidth];      // what 1 is, squared, in the units the solver scaled the right-hand side to
   bool low_lanes[kWidth];           // rows whose solution has a low part
 
   bool empty(int64_t lane) const { return lane_begin[lane] == lane_end[lane]; }
@@ -84,6 +85,7 @@ void set_ranges(Panel<T>& panel, int64_t first_row, int64_t rows, const int64_t*
     panel.iterations[l] = 0;
     panel.relative_residual[l] = 0;
     panel.offset[l] = panel.offset_rest[l] = panel.spread[l] = 0;
+    panel.unit_squares[l] = 1;
     panel.low_lanes[l] = false;
   }
   panel.begin = std::min(panel.begin, panel.end);

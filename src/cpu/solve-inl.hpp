@@ -53,6 +53,9 @@ void solve(Block<T>& block) {
     Panel<T>& panel = block.panels[i];
     for (int64_t l = 0; l < kPanel<T>; ++l) exponent[i][l] = largest_exponent(panel.rhs + l, p.dim, kPanel<T>);
     scale_lanes(p, panel.rhs, exponent[i], -1);
+    for (int64_t l = 0; l < kPanel<T>; ++l) {
+      panel.unit_squares[l] = exponent[i][l] == kNoExponent ? 1.0 : std::ldexp(1.0, -2 * exponent[i][l]);
+    }
     start_cg(block, panel, block.cg[i]);
   }
   if (p.solver != Solver::direct) {
@@ -73,6 +76,7 @@ void solve(Block<T>& block) {
     for (T* array : {block.panels[i].rhs, block.panels[i].solution, block.panels[i].residual}) {
       scale_lanes(p, array, exponent[i], 1);
     }
+    if (block.panels[i].low_part()) scale_lanes(p, block.panels[i].low, exponent[i], 1);
   }
 }
 

@@ -59,7 +59,8 @@ T stop_limit(const core::StopRule& stop, const SolutionSizes<T>& x, const Panel<
                                .ridge_product = static_cast<double>(x.ridge_product[l]),
                                .ridge_squares = static_cast<double>(x.ridge_squares[l]),
                                .smallest_ridge = static_cast<double>(smallest_ridge),
-                               .spread = static_cast<double>(panel.spread[l])};
+                               .spread = static_cast<double>(panel.spread[l]) * panel.unit_squares[l],
+                               .unit_squares = panel.unit_squares[l]};
   return static_cast<T>(stop.limit(sizes, panel.lane_end[l] - panel.lane_begin[l]));
 }
 

@@ -30,7 +30,6 @@ struct Solve {
 // (src/cpu/stop-inl.hpp, where the same is estimated and checked).
 template <class T>
 __device__ T drift(const Solve<T>& s, T x_squares, T mean_squares) {
-  if (!(s.start > T(0))) return 0;
   const T key_squares = mean_squares + 16 * s.steepest;  // the second for the keys' variance, which is not known
   return 2 * std::numeric_limits<T>::epsilon() * sqrt(key_squares * s.steepest * x_squares / s.start);
 }
@@ -133,7 +132,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
         sizes.ridge_squares = row_sum(ridge_squares);
         sizes.smallest_ridge = s.ridge;
         sizes.unit_squares = ldexp(1.0, -2 * s.exponent);
-        if (done) {
+        if (done && s.start > T(0)) {  // zero has the solution zero
           if (stop.backward) sizes.spread = a.rows.c[query[r].row] * sizes.unit_squares;
           // What the row will report, drift included, is to be within the limit; a drift that leaves it no room may be a miss.
           const T most = sqrt(static_cast<T>(stop.limit(sizes, query[r].keys())) / s.start);
