@@ -26,7 +26,7 @@ pack "$build/bin/lla" lla
 [ "$packed" -gt 0 ] || { echo "nothing to pack: build gpu_test or lla in $build first" >&2; exit 1; }
 pack "$racecheck/bin/gpu_test" gpu_test_racecheck
 install -m 644 tests/golden/golden.bin tests/golden/cases.bin "$target/"
-install -m 755 scripts/check-gpu.sh "$target/"
+install -m 755 scripts/check-gpu.sh scripts/reproduce-gpu.sh "$target/"
 if [ -f "$build/bindings/torch/liblla_torch.so" ]; then  # for the training soak: the package and its operators
   library=$(ldd "$build/bindings/torch/liblla_torch.so" | awk '$1 ~ /^liblla\.so/ { print $3 }')
   install -m 644 "$build/bindings/torch/liblla_torch.so" "$library" "$target/"

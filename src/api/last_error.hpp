@@ -1,9 +1,11 @@
-// How an entry point ends: whatever comes out of its body becomes a status code and this thread's last error.
+// How an entry point begins and ends: in the library's floating-point environment, and whatever comes out of its body
+// becomes a status code and this thread's last error.
 #pragma once
 
 #include <exception>
 #include <new>
 
+#include "core/float_environment.hpp"
 #include "lla/lla.hpp"
 
 namespace lla::core {
@@ -12,6 +14,7 @@ void set_last_error(const char* message) noexcept;
 
 template <class Body>
 lla_status guarded(Body&& body) noexcept {
+  const FloatEnvironment floats;
   try {
     const Status status = body();
     set_last_error(status.message().c_str());

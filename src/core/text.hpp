@@ -1,6 +1,7 @@
 // Small text helpers for messages and plans.
 #pragma once
 
+#include <locale>
 #include <sstream>
 #include <string>
 
@@ -8,10 +9,11 @@
 
 namespace lla::core {
 
-// Concatenates its arguments as a stream would print them.
+// Concatenates its arguments as a stream would print them, whatever the program's locale makes of numbers.
 template <class... Args>
 std::string cat(const Args&... args) {
   std::ostringstream out;
+  out.imbue(std::locale::classic());
   (out << ... << args);
   return out.str();
 }

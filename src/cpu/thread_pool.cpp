@@ -14,6 +14,7 @@
 #include <system_error>
 #include <thread>
 
+#include "core/float_environment.hpp"
 #include "core/text.hpp"
 #include "cpu/cpu.hpp"
 
@@ -88,6 +89,7 @@ class Pool {
   }
 
   void serve() {
+    const core::FloatEnvironment floats;  // a thread begins with that of whoever started it
     std::unique_lock lock(mutex_);
     for (;;) {
       const auto found = std::find_if(jobs_.begin(), jobs_.end(), [](const Job* j) { return j->open(); });

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <initializer_list>
 #include <iterator>
-#include <utility>
 
 #include "validate/overlap.hpp"
 #include "validate/tensor_checks.hpp"
@@ -81,6 +80,10 @@ Status same_device(const NamedTensor& arg, const Tensor& q) {
 template <class Args>
 Status distinct(const Args& a, std::initializer_list<NamedTensor> more_inputs,
                 std::initializer_list<NamedTensor> outputs) {
+  struct Placed {
+    const NamedTensor* named;
+    Extent extent;
+  };
   const NamedTensor inputs[] = {{"q", a.q},
                                 {"k", a.k},
                                 {"v", a.v},
@@ -88,14 +91,20 @@ Status distinct(const Args& a, std::initializer_list<NamedTensor> more_inputs,
                                 {"x", a.x},
                                 {"cu_seqlens_q", a.cu_seqlens_q},
                                 {"cu_seqlens_k", a.cu_seqlens_k}};
-  for (const NamedTensor& out : outputs) {
-    if (!present(out.tensor) || out.tensor.data == nullptr) continue;
-    const std::pair<const NamedTensor*, const NamedTensor*> lists[] = {
-        {std::begin(inputs), std::end(inputs)}, {more_inputs.begin(), more_inputs.end()}, {outputs.begin(), &out}};
-    for (const auto& [begin, end] : lists) {
-      const NamedTensor* other =
-          std::find_if(begin, end, [&](const NamedTensor& t) { return overlap(t.tensor, out.tensor); });
-      if (other != end) return invalid(cat(out.name, ": is written to, but overlaps ", other->name));
+  Placed placed[24];
+  Placed* end = placed;
+  const auto place = [&](const NamedTensor& t) {
+    if (present(t.tensor) && t.tensor.data != nullptr) *end++ = {&t, extent_of(t.tensor)};
+  };
+  std::for_each(std::begin(inputs), std::end(inputs), place);
+  std::for_each(more_inputs.begin(), more_inputs.end(), place);
+  Placed* const first_output = end;
+  std::for_each(outputs.begin(), outputs.end(), place);
+  for (const Placed* out = first_output; out != end; ++out) {
+    for (const Placed* other = placed; other != out; ++other) {
+      if (other->extent.end <= out->extent.begin || out->extent.end <= other->extent.begin) continue;
+      if (overlap(other->named->tensor, out->named->tensor))
+        return invalid(cat(out->named->name, ": is written to, but overlaps ", other->named->name));
     }
   }
   return {};
@@ -103,7 +112,7 @@ Status distinct(const Args& a, std::initializer_list<NamedTensor> more_inputs,
 
 Status clear_of_workspace(std::initializer_list<NamedTensor> tensors, const Tensor& workspace) {
   for (const NamedTensor& t : tensors) {
-    if (overlap(t.tensor, workspace)) return invalid(cat("workspace: is written to, but overlaps ", t.name));
+    if (present(t.tensor) && overlap(t.tensor, workspace)) return invalid(cat("workspace: is written to, but overlaps ", t.name));
   }
   return {};
 }

@@ -1,8 +1,14 @@
 // Legal calls that something about memory could spoil: rows behind the last packed sequence, windows of any size, tensors
 // side by side in one buffer, threads that change between the question about memory and the call.
+#include <fenv.h>  // feenableexcept
 #include <gtest/gtest.h>
+#include <pthread.h>
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
 
 #include <atomic>
+#include <cfenv>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -303,6 +309,88 @@ TEST(Threads, MayChangeAtAnyTime) {
   stop = true;
   changing.join();
   EXPECT_EQ(failed, 0) << lla_last_error();
+}
+
+// ---- the calling thread --------------------------------------------------------------------------------------------
+
+// A rounding mode, flushed subnormals or traps of the caller's thread: neither results nor their independence of the number
+// of threads depend on them, and the caller finds them again.
+TEST(CallingThread, ItsFloatingPointEnvironmentDoesNotMatter) {
+  const RestoreThreads restore;
+  std::vector<float> want;
+  for (const int mode : {0, FE_UPWARD, FE_TOWARDZERO}) {
+    for (const bool traps : {false, true}) {
+      for (const float size : {1.0f, 1e-20f}) {  // products of the latter are subnormal
+        for (const int threads : {1, 4}) {
+          lla_set_num_threads(threads);
+          constexpr int64_t kLength = 256, kHeads = 2, kDim = 32;
+          std::vector<float> data(3 * kLength * kHeads * kDim), o(data.size() / 3);
+          for (size_t i = 0; i < data.size(); ++i) data[i] = size * std::sin(static_cast<float>(i % 1009));
+          float ridge = 1e-3f * size;
+          ForwardArgs args;
+          const auto tensor = [&](size_t which) {
+            return dense(data.data() + which * o.size(), DType::f32, {1, kLength, kHeads, kDim});
+          };
+          args.q = tensor(0), args.k = tensor(1), args.v = tensor(2);
+          args.o = dense(o.data(), DType::f32, {1, kLength, kHeads, kDim});
+          args.ridge = scalar(&ridge);
+          const Workspace workspace(args);
+          std::fenv_t before;
+          std::fegetenv(&before);
+          std::fesetround(mode);
+          if (traps) feenableexcept(FE_INVALID | FE_DIVBYZERO | FE_OVERFLOW);
+#if defined(__SSE2__)
+          _mm_setcsr(_mm_getcsr() | 0x8040);  // flush to zero, denormals are zero
+          const unsigned set = _mm_getcsr();
+#endif
+          const lla_status status = lla_forward(&args);
+          EXPECT_EQ(std::fegetround(), mode);
+#if defined(__SSE2__)
+          EXPECT_EQ(_mm_getcsr(), set);
+#endif
+          std::fesetenv(&before);
+          ASSERT_EQ(status, LLA_OK) << lla_last_error();
+          if (size == 1.0f) {
+            if (want.empty()) want = o;
+            EXPECT_EQ(o, want) << "mode " << mode << ", traps " << traps << ", threads " << threads;
+          }
+          EXPECT_TRUE(std::any_of(o.begin(), o.end(), [](float x) { return x != 0; }));
+        }
+      }
+    }
+  }
+}
+
+// musl gives a thread 128 KiB of stack; some runtimes less. A call needs less than that.
+TEST(CallingThread, NeedsLittleStack) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers need more";
+#endif
+  lla_set_num_threads(1);
+  const RestoreThreads restore;
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  ASSERT_EQ(pthread_attr_setstacksize(&attributes, 128 * 1024), 0);
+  pthread_t thread;
+  lla_status status = LLA_INTERNAL;
+  const auto body = [](void* result) -> void* {
+    constexpr int64_t kLength = 40, kDim = 256;
+    std::vector<double> data(3 * kLength * kDim, 0.5), o(kLength * kDim);
+    double ridge = 0.5;
+    for (const lla_solver solver : {LLA_SOLVER_CG, LLA_SOLVER_DIRECT}) {
+      ForwardArgs args;
+      args.q = args.k = args.v = dense(data.data(), DType::f64, {1, kLength, 1, kDim});
+      args.o = dense(o.data(), DType::f64, {1, kLength, 1, kDim});
+      args.ridge = scalar(&ridge, DType::f64);
+      args.options.solver = solver;
+      const Workspace workspace(args);
+      *static_cast<lla_status*>(result) = lla_forward(&args);
+    }
+    return nullptr;
+  };
+  ASSERT_EQ(pthread_create(&thread, &attributes, body, &status), 0);
+  pthread_join(thread, nullptr);
+  EXPECT_EQ(status, LLA_OK);
 }
 
 }  // namespace
