@@ -216,8 +216,8 @@ std::tuple<Tensor, Tensor, Tensor> forward(Tensor q, Tensor k, Tensor v, MaybeTe
 // The output alone, in one tensor: the short way for small problems.
 Tensor inference(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x, MaybeTensor cu_seqlens_q,
                  MaybeTensor cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k, std::optional<double> scale,
-                 bool causal, int64_t window_left, int64_t window_right, std::optional<double> tol, int64_t max_iterations,
-                 std::string solver, std::optional<std::string> implementation) {
+                 bool causal, int64_t window_left, int64_t window_right, std::optional<double> tol,
+                 int64_t max_iterations, std::string solver, std::optional<std::string> implementation) {
   return run_forward(q, k, v, ridge, x,
                      {cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right,
                       tol, max_iterations, solver, implementation},

@@ -190,7 +190,8 @@ void finish_matrix(const Panel<T>& panel, const DirectMemory& m, int64_t dim, in
 // Whether rounding a solution of this square shows: it moves (k - mean).x, which stands beside 1, by about this much.
 template <class T>
 bool needs_low_part(double squares, T variance, int64_t dim) {
-  return sizeof(T) == 4 && std::sqrt(squares * static_cast<double>(variance) * static_cast<double>(dim)) * 0x1p-24 > 1e-5;
+  return sizeof(T) == 4 &&
+         std::sqrt(squares * static_cast<double>(variance) * static_cast<double>(dim)) * 0x1p-24 > 1e-5;
 }
 
 // Solves the lanes conjugate gradients left unfinished (all that have something to solve, if they did not run).
@@ -209,10 +210,16 @@ void solve_directly(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
       begin = std::min(begin, panel.lane_begin[l]);
       end = std::max(end, panel.lane_end[l]);
       pairs += static_cast<uint64_t>(panel.lane_end[l] - panel.lane_begin[l]);
-      for (int64_t c = 0; c < dim; ++c) m.center[c] += panel.mean_k[c * kPanel<T> + l];
     }
     if (wanted == 0) continue;
-    for (int64_t c = 0; c < dim; ++c) m.center[c] /= static_cast<double>(wanted);
+    // Near the keys' mean, and the same whatever the other rows of the panel ask.
+    constexpr int64_t kSample = 16;
+    for (int64_t i = 0; i < kSample; ++i) {
+      const int64_t j = panel.begin + (panel.end - panel.begin) * i / kSample;
+      for (int64_t c = 0; c < dim; ++c) {
+        m.center[c] += static_cast<double>(block.head.k.natural[j * dim + c]) / kSample;
+      }
+    }
     form_moments(block, panel, lane, begin, end);
     finish_matrix(panel, m, dim, lane);
     bool dropped[kDirect] = {};
@@ -231,7 +238,8 @@ void solve_directly(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
         panel.residual[at] = 0;
         squares += value * value;
       }
-      panel.low_lanes[lane + l] = needs_low_part<T>(squares, panel.variance[lane + l], dim);
+      panel.low_lanes[lane + l] =
+          needs_low_part<T>(squares / panel.unit_squares[lane + l], panel.variance[lane + l], dim);
       for (int64_t c = 0; c < dim && panel.low_lanes[lane + l]; ++c) {
         const int64_t at = c * kPanel<T> + lane + l;
         panel.low[at] = static_cast<T>(m.solution[c * kDirect + l] - static_cast<double>(panel.solution[at]));

@@ -87,11 +87,11 @@ class Attention : public ::torch::autograd::Function<Attention> {
                             const Options& options) {
     at::AutoDispatchBelowADInplaceOrView guard;
     static const auto op = find<ForwardSignature>("lla::forward");
-    auto [o, saved, row_info] = op.call(q, k, v, ridge, x, maybe(packing.cu_seqlens_q), maybe(packing.cu_seqlens_k),
-                                        packing.max_seqlen_q, packing.max_seqlen_k, options.scale, options.causal,
-                                        options.window_left, options.window_right, options.tol, options.max_iterations,
-                                        options.solver, text(options.implementation), /*save=*/true,
-                                        /*info=*/options.info.defined());
+    auto [o, saved, row_info] =
+        op.call(q, k, v, ridge, x, maybe(packing.cu_seqlens_q), maybe(packing.cu_seqlens_k), packing.max_seqlen_q,
+                packing.max_seqlen_k, options.scale, options.causal, options.window_left, options.window_right,
+                options.tol, options.max_iterations, options.solver, text(options.implementation), /*save=*/true,
+                /*info=*/options.info.defined());
     if (options.info) put_rows(row_info, q, *options.info);
     context->save_for_backward({q, k, v, ridge.value_or(at::Tensor()), x.value_or(at::Tensor()), packing.cu_seqlens_q,
                                 packing.cu_seqlens_k, saved});
@@ -121,13 +121,14 @@ class Attention : public ::torch::autograd::Function<Attention> {
     const bool ridge = saved[3].defined();
     at::AutoDispatchBelowADInplaceOrView guard;
     const bool info = data.find("info") != data.end();
-    auto [dq, dk, dv, dlast, rows] = op.call(
-        grads[0].contiguous(), saved[0], saved[1], saved[2], maybe(saved[3]), maybe(saved[4]), saved[7],
-        maybe(saved[5]), maybe(saved[6]), lengths[0], lengths[1], data["scale"].toOptional<double>(),
-        data["causal"].toBool(), window[0], window[1], data["tol"].toOptional<double>(), data["max_iterations"].toInt(), solver,
-        text(implementation), context->needs_input_grad(0), context->needs_input_grad(1), context->needs_input_grad(2),
-        context->needs_input_grad(3),  // the fourth tensor given: ridge or x
-        info);
+    auto [dq, dk, dv, dlast, rows] =
+        op.call(grads[0].contiguous(), saved[0], saved[1], saved[2], maybe(saved[3]), maybe(saved[4]), saved[7],
+                maybe(saved[5]), maybe(saved[6]), lengths[0], lengths[1], data["scale"].toOptional<double>(),
+                data["causal"].toBool(), window[0], window[1], data["tol"].toOptional<double>(),
+                data["max_iterations"].toInt(), solver, text(implementation), context->needs_input_grad(0),
+                context->needs_input_grad(1), context->needs_input_grad(2),
+                context->needs_input_grad(3),  // the fourth tensor given: ridge or x
+                info);
     if (info) put_rows(rows, saved[0], static_cast<RowInfo&>(*data["info"].toCapsule()));
     const auto wanted = [&](size_t input, at::Tensor grad) {
       return context->needs_input_grad(input) ? grad : at::Tensor();
