@@ -210,7 +210,8 @@ void solve_directly(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
         panel.residual[at] = 0;
         squares += value * value;
       }
-      panel.low_lanes[lane + l] = needs_low_part<T>(squares / panel.unit_squares[lane + l], panel.variance[lane + l], dim);
+      panel.low_lanes[lane + l] =
+          needs_low_part<T>(squares / panel.unit_squares[lane + l], panel.variance[lane + l], dim);
       for (int64_t c = 0; c < dim && panel.low_lanes[lane + l]; ++c) {
         const int64_t at = c * kPanel<T> + lane + l;
         panel.low[at] = static_cast<T>(m.solution[c * kDirect + l] - static_cast<double>(panel.solution[at]));
