@@ -48,8 +48,8 @@ struct StopRule {
   double part = 0;         // against what is left; 0: not asked for
   double least = 0;        // of the right-hand side: `part` asks for no less
   bool backward = false;
-  int64_t few_keys = 0;  // rows that see no more are short: 0.3 of the residual costs little and the ridge's gradient,
-                         // a sum that cancels, gains by it
+  int64_t few_keys = -1;  // rows that see no more are short: 0.3 of the residual costs little and the ridge's gradient,
+                          // a sum that cancels, gains by it
 
   constexpr StopRule() = default;
   constexpr StopRule(double tolerance) : residual(tolerance) {}  // NOLINT(google-explicit-constructor): plainly that

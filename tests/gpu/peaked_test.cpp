@@ -1,5 +1,5 @@
-// What trained attention looks like, on a GPU: 16-bit inputs, fp32 results, lengths the CPU's tests do not reach. Outputs
-// at the default tolerance, gradients at 1e-4, against fp64 on the same values.
+// What trained attention looks like, on a GPU: 16-bit inputs, fp32 results, lengths the CPU's tests do not reach.
+// Outputs at the default tolerance, gradients at 1e-4, against fp64 on the same values.
 #include <tuple>
 
 #include "gpu/gpu_test.hpp"
@@ -10,7 +10,8 @@ namespace {
 struct Gate {
   double ridge, output, dq_dk, dv, dridge;
 };
-constexpr Gate kGates[] = {{1.0, 3e-3, 1e-2, 5e-3, 2e-2}, {0.1, 3e-3, 1e-2, 5e-3, 2e-2}, {0.01, 3e-3, 3e-2, 1.5e-2, 6e-2}};
+constexpr Gate kGates[] = {
+    {1.0, 3e-3, 1e-2, 5e-3, 2e-2}, {0.1, 3e-3, 1e-2, 5e-3, 2e-2}, {0.01, 3e-3, 3e-2, 1.5e-2, 6e-2}};
 
 class GpuPeaked : public testing::TestWithParam<std::tuple<std::string, data::Kind, int>> {
  protected:
