@@ -99,7 +99,7 @@ std::vector<Outcome> run(const std::vector<CheckCase>& cases, const std::vector<
                                            reference.backward.failed));
     }
     std::optional<CheckResult> moved;
-    if (c.degenerate()) moved = run_reference(c, perturbed(c, inputs));
+    if (c.conditioned()) moved = run_reference(c, perturbed(c, inputs));
     for (const core::Implementation* i : implementations) {
       const CheckResult result = run_implementation(c, inputs, *i);
       outcomes.push_back({&c, i, result.forward, result.backward, check_errors(c, inputs, reference, result, moved ? &*moved : nullptr)});
@@ -143,14 +143,14 @@ struct Line {
 
 void print_table(const std::vector<Outcome>& outcomes) {
   // In the order of implementations, dtypes and ridges.
-  using Key = std::tuple<const core::Implementation*, DType, bool, double>;
+  using Key = std::tuple<const core::Implementation*, DType, std::string, double>;
   std::vector<std::pair<Key, Line>> lines;
   for (const core::Implementation* i : core::implementations()) {
     for (const Outcome& o : outcomes) {
       if (o.implementation != i) continue;
-      const bool degenerate = o.checked->degenerate();
-      const double ridge = degenerate || o.checked->ridge == core::RidgeShape::none ? 0 : o.checked->lambda;
-      const Key key{i, o.checked->dtype, degenerate, ridge};
+      const std::string group = o.checked->degenerate() ? "degenerate" : o.checked->trained() ? "trained" : "";
+      const double ridge = !group.empty() || o.checked->ridge == core::RidgeShape::none ? 0 : o.checked->lambda;
+      const Key key{i, o.checked->dtype, group, ridge};
       auto at = std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.first == key; });
       if (at == lines.end()) at = lines.insert(lines.end(), {key, {}});
       at->second.add(o);
@@ -160,9 +160,9 @@ void print_table(const std::vector<Outcome>& outcomes) {
   fmt::print("{:<14} {:<5} {:<10} {:>5}  {:>8} {:>8}  {:>8} {:>8}  {:<6}\n", "implementation", "dtype", "ridge", "cases", "output", "gate",
              "gradient", "gate", "worst");
   for (const auto& [key, line] : lines) {
-    const auto& [implementation, dtype, degenerate, ridge] = key;
+    const auto& [implementation, dtype, group, ridge] = key;
     fmt::print("{:<14} {:<5} {:<10} {:>5}  {:>8} {:>8.1e}  {:>8} {:>8.1e}  {:<6}  {}\n", implementation->name, core::name(dtype),
-               degenerate ? "degenerate" : ridge == 0 ? "x given" : fmt::format("~ {}", ridge), line.cases, number(line.forwards > 0, line.worst.output),
+               !group.empty() ? group : ridge == 0 ? "x given" : fmt::format("~ {}", ridge), line.cases, number(line.forwards > 0, line.worst.output),
                line.gates.output, number(line.backwards > 0, line.worst.gradients), line.gates.gradients, line.worst.worst_gradient,
                line.verdict());
   }

@@ -52,6 +52,10 @@ bool CheckCase::degenerate() const {
   return std::find(std::begin(data::degenerate_kinds), std::end(data::degenerate_kinds), kind) != std::end(data::degenerate_kinds);
 }
 
+bool CheckCase::trained() const {
+  return std::find(std::begin(data::peaked_kinds), std::end(data::peaked_kinds), kind) != std::end(data::peaked_kinds);
+}
+
 double CheckCase::tolerance() const {
   if (saved_tolerance > 0) return saved_tolerance;
   switch (dtype) {
@@ -90,6 +94,19 @@ void add_degenerate_cases(bool quick, std::vector<CheckCase>& cases) {
   }
 }
 
+// Each type with each kind of trained attention; quick: one ridge in turn.
+void add_peaked_cases(bool quick, std::vector<CheckCase>& cases) {
+  constexpr double lambdas[] = {1, 0.1, 0.01};
+  size_t turn = 0;
+  for (DType dtype : kDtypes) {
+    for (data::Kind kind : data::peaked_kinds) {
+      for (size_t i = 0; i < (quick ? 1 : std::size(lambdas)); ++i, ++turn) {
+        cases.push_back({dtype, kind, lambdas[turn % 3], kRidges[(turn + turn / 5) % 5], &kMasks[turn % 3], &kShapes[(turn / 2) % 5]});
+      }
+    }
+  }
+}
+
 }  // namespace
 
 std::vector<CheckCase> check_cases(bool quick) {
@@ -120,6 +137,7 @@ std::vector<CheckCase> check_cases(bool quick) {
     }
   }
   add_degenerate_cases(quick, cases);
+  add_peaked_cases(quick, cases);
   for (size_t i = 0; i < cases.size(); ++i) cases[i].seed = i + 1;
   return cases;
 }
@@ -129,6 +147,9 @@ std::vector<CheckCase> check_cases(bool quick) {
 CheckGates check_gates(const CheckCase& c) {
   if (c.degenerate()) {  // the loosest of the below: nobody has studied these
     return c.dtype == DType::f64 ? CheckGates{1e-9, 1e-9} : c.dtype == DType::f32 ? CheckGates{1e-3, 5e-2} : CheckGates{2e-2, 8e-2};
+  }
+  if (c.trained()) {
+    return c.dtype == DType::f64 ? CheckGates{1e-9, 1e-9} : c.dtype == DType::f32 ? CheckGates{1e-3, 1e-2} : CheckGates{4e-3, 3e-2};
   }
   const bool small_ridge = c.lambda < 0.1 && c.ridge != RidgeShape::none;
   switch (c.dtype) {

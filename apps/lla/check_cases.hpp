@@ -39,7 +39,9 @@ struct CheckCase {
   int32_t max_iterations = 0;
   Solver solver = Solver::automatic;
 
-  bool degenerate() const;   // its kind: what roundings move the truth by is forgiven
+  bool degenerate() const;   // its kind
+  bool trained() const;      // its kind: what trained attention looks like
+  bool conditioned() const { return degenerate() || trained(); }  // what roundings move the truth by is forgiven
   double tolerance() const;  // of the solver
   std::string text() const;  // one line that names everything above
 };

@@ -62,14 +62,14 @@ core::RidgeShape read_ridge(const Arrays& arrays, SavedCall& call) {
 }
 
 void read_options(const Arrays& arrays, SavedCall& call) {
-  call.checked.saved_tolerance = 1e-3;
+  call.checked.saved_tolerance = core::default_tolerance(call.checked.dtype);
   const auto found = arrays.find("options");
   if (found == arrays.end()) return;
   const std::vector<double>& o = found->second.values;
   if (o.size() != 7) throw std::runtime_error(fmt::format("options of {} are {} numbers, not 7", call.name, o.size()));
   call.checked.scale = o[0];
   call.mask = {"", o[1] != 0, static_cast<int64_t>(o[2]), static_cast<int64_t>(o[3])};
-  call.checked.saved_tolerance = o[4];
+  if (!std::isnan(o[4])) call.checked.saved_tolerance = o[4];
   call.checked.max_iterations = static_cast<int32_t>(o[5]);
   call.checked.solver = static_cast<Solver>(static_cast<int32_t>(o[6]));
 }

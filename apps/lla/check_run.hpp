@@ -36,7 +36,7 @@ struct CheckResult {
 CheckResult run_reference(const CheckCase& c, const CheckInputs& inputs);
 CheckResult run_implementation(const CheckCase& c, const CheckInputs& inputs, const core::Implementation& implementation);
 
-// Inputs as far off as roundings of the case's type may take them; degenerate kinds are compared with what that does.
+// Inputs as far off as roundings of the case's type may take them; conditioned cases are compared with what that does.
 CheckInputs perturbed(const CheckCase& c, const CheckInputs& inputs);
 
 // Zero where a call was not done.

@@ -9,8 +9,8 @@ import importlib
 
 _unavailable = None
 try:
-    from .functional import (STATUS_NAMES, AttentionInfo, BackwardInfo, lla_attention, lla_attention_bhld, lla_attention_varlen,
-                             parallax_attention)
+    from .functional import (STATUS_NAMES, AttentionInfo, BackwardInfo, lla_attention, lla_attention_bhld,
+                             lla_attention_varlen, parallax_attention)
     from .kvcache import lla_attention_with_kvcache
     from .machine import explain, implementations, machine, version
     from .module import KVCache, LocalLinearAttention

@@ -303,7 +303,8 @@ def _as_numpy(tensor: Tensor):
 def _save(number, direction, call, found):
     inputs = _head_inputs(call, found)
     _, _, _, _, scale, causal, left, right, tol, max_iterations, solver, *_ = call.rest
-    options = [np.nan if scale is None else scale, causal, left, right, tol, max_iterations, _SOLVERS.index(solver)]
+    options = [np.nan if scale is None else scale, causal, left, right, np.nan if tol is None else tol,
+               max_iterations, _SOLVERS.index(solver)]
     arrays = {name: _as_numpy(tensor) for name, tensor in inputs.items()}
     arrays["options"] = np.array(options, dtype=np.float64)
     folder = os.environ.get("LLA_CHECK_DIR", ".")

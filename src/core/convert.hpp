@@ -11,7 +11,7 @@
 namespace lla::core {
 
 // Magnitudes beyond it are stored as infinity.
-inline double largest_finite(DType dtype) {
+constexpr double largest_finite(DType dtype) {
   switch (dtype) {
     case DType::f64: return std::numeric_limits<double>::max();
     case DType::f16: return 65519;  // rounds to 65504

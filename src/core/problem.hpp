@@ -121,7 +121,7 @@ struct BackwardCall {
   void* stream = nullptr;
 };
 
-inline StopRule stop_rule(const Problem& p) {
+constexpr StopRule stop_rule(const Problem& p) {
   return p.operation == Operation::forward ? forward_stop_rule(p.tolerance)
                                            : backward_stop_rule(p.tolerance, p.dtype, p.dim);
 }

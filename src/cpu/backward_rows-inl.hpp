@@ -290,8 +290,8 @@ void write_rows(const Panel<T>& panel, const GradientLanes<T>& lanes, const core
   }
 }
 
-// Rows whose gradients are not to be trusted say so: where rounding the saved x moves (k - mean).x by as much as matters
-// (a tiny ridge makes x long), and where dq is not finite.
+// Rows whose gradients are not to be trusted say so: where rounding the saved x moves (k - mean).x by as much as
+// matters (a tiny ridge makes x long), and where dq is not finite.
 template <class T>
 void report_rows(Panel<T>& panel, const core::Problem& p) {
   HWY_ALIGN T squares[kPanel<T>], nothing[kPanel<T>];
@@ -333,6 +333,7 @@ void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, co
     if (!p.given_x()) read_ridge(panel, p, head, call.ridge);
     scale_gradient(p, head, panel, lanes[block.count]);
     lanes[block.count].tau.set_by_size(panel.value, panel.mean_v, p.value_dim, lanes[block.count].unit);
+    panel.tau = &lanes[block.count].tau;
     ++block.count;
   }
   find_t(block, lanes);

@@ -40,8 +40,8 @@ struct LaneCenters {
   HWY_ALIGN T precise[kPanel<T>];  // 1 for lanes whose products are taken in double, else 0
   const T* low;                    // what rounding took off u, or null; counts where products are taken in double
 
-  // unit: lane by lane, what the differences amount to; 1 where none is given, as for E, which is compared with 1. Where
-  // there is a low part, its lanes are taken in double whatever their center.
+  // unit: lane by lane, what the differences amount to; 1 where none is given, as for E, which is compared with 1.
+  // Where there is a low part, its lanes are taken in double whatever their center.
   void set_by_size(const T* u, const T* mean, int64_t channels, const T* unit = nullptr, const T* low_part = nullptr,
                    const bool* low_lanes = nullptr) {
     lane_dots(u, mean, channels, native);

@@ -57,7 +57,8 @@ struct Block {
   CgLanes<T> cg[kMaxPanels];
   Work work;
 
-  Block(const core::Problem& p, const PackedHead<T>& h, WorkerMemory<T>& m) : problem(p), stop(core::stop_rule(p)), head(h), memory(m) {}
+  Block(const core::Problem& p, const PackedHead<T>& h, WorkerMemory<T>& m)
+      : problem(p), stop(core::stop_rule(p)), head(h), memory(m) {}
 
   int64_t first_tile() const {
     int64_t first = panels[0].begin;
@@ -178,8 +179,8 @@ void start_cg(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
   for (int64_t l = 0; l < kPanel<T>; ++l) {
     s.precise[l] = precise_iterations(s.curvature[l], panel.variance[l], dim, block.problem.tolerance) ? T{1} : T{0};
     s.key_length[l] = std::sqrt(panel.variance[l] * static_cast<T>(dim) + s.curvature[l]);
-    const double start = block.stop.start(1, panel.lane_end[l] - panel.lane_begin[l]);
-    s.limit[l] = static_cast<T>(start * start) * s.rr_start[l];
+    s.limit[l] =
+        static_cast<T>(block.stop.start(static_cast<double>(s.rr_start[l]), panel.lane_end[l] - panel.lane_begin[l]));
     s.rr_checked[l] = 0;
     s.noise[l] = 0;
     // Rounding of the mean key alone gives u . A u up to (eps |u| |mean|)^2: less than that is no curvature.
@@ -197,7 +198,7 @@ void stop_lanes(const Block<T>& block, const Panel<T>& panel, CgLanes<T>& s) {
   const SolutionSizes<T> sizes(panel, block.problem.dim);
   for (int64_t l = 0; l < kPanel<T>; ++l) {
     if (s.lane[l] != kRunning || s.rr[l] > s.limit[l]) continue;
-    const T limit = stop_limit(block.stop, sizes, panel, s.rr_start[l], s.smallest_ridge[l], l);
+    const T limit = std::sqrt(stop_limit(block.stop, sizes, panel, s.rr_start[l], s.smallest_ridge[l], l));
     const double steepest =
         static_cast<double>(s.curvature[l]) * static_cast<double>(s.smallest_ridge[l] + panel.variance[l]);
     const Noise<T> noise(sizes, l, std::sqrt(static_cast<double>(s.rr_start[l])), static_cast<double>(s.key_length[l]),

@@ -95,12 +95,34 @@ inline void factor_and_solve(double* matrix, int64_t n, const double* diagonal, 
   }
 }
 
+// Moments of G.v - tau with z over the keys [lo, hi), whose weights and z are in place. t summed in float has roundings
+// in directions the keys do not reach, where nothing but the ridge stands against them; among repeated tokens those are
+// most directions. Summed here it stays within the span of the keys' differences, whatever G.v was rounded by.
+template <class T>
+void add_gamma_moments(Block<T>& block, Panel<T>& panel, int64_t lane, int64_t lo, int64_t hi) {
+  const int64_t n = block.problem.dim + 1;
+  const DirectMemory& m = block.memory.direct;
+  T* const gamma = block.memory.tiles[2];
+  centered_product(block.head.v.grouped, block.problem.value_dim, lo, hi, panel.value, *panel.tau,
+                   block.memory.tiles[3], [&](int64_t j, Vec<T> g0, Vec<T> g1) HWY_ATTR {
+                     store(g0, gamma + j * kPanel<T>);
+                     store(g1, gamma + j * kPanel<T> + kLanes<T>);
+                   });
+  for (int64_t j = 0; j < hi - lo; ++j) {
+    for (int64_t l = 0; l < kDirect; ++l) {
+      m.weighted[j * kDirect + l] = m.weights[j * kDirect + l] * static_cast<double>(gamma[j * kPanel<T> + lane + l]);
+    }
+  }
+  natural_product(m.keys, n, n, m.weighted, hi - lo, m.gamma);
+}
+
 // Moments of z over the keys [begin, end), for kDirect lanes of the panel from `lane` on.
 template <class T>
 void form_moments(Block<T>& block, Panel<T>& panel, int64_t lane, int64_t begin, int64_t end) {
   const int64_t dim = block.problem.dim, n = dim + 1;
   const DirectMemory& m = block.memory.direct;
   std::fill_n(m.matrix, DirectMemory::entries(dim) * kDirect, 0.0);
+  std::fill_n(m.gamma, n * kDirect, 0.0);
   for (int64_t tile = begin / kTile; tile * kTile < end; ++tile) {
     const int64_t lo = std::max(panel.lo(tile), begin / kGroup * kGroup), hi = std::min(panel.hi(tile), end),
                   keys = hi - lo;
@@ -122,6 +144,7 @@ void form_moments(Block<T>& block, Panel<T>& panel, int64_t lane, int64_t begin,
       }
       natural_product(m.keys + a, n, n - a, m.weighted, keys, triangle_row(m.matrix, n, a));
     }
+    if (panel.tau) add_gamma_moments(block, panel, lane, lo, hi);
   }
 }
 
@@ -154,7 +177,12 @@ void finish_matrix(const Panel<T>& panel, const DirectMemory& m, int64_t dim, in
       const double ridge = panel.ridge[at + l];
       row[l] = is_free[l] > 0 ? row[l] + ridge : 1.0;
       m.diagonal[a * kDirect + l] = is_free[l] > 0 ? raw[l] + ridge : 1.0;
-      m.solution[a * kDirect + l] = is_free[l] > 0 ? static_cast<double>(panel.rhs[at + l]) : 0.0;
+      double rhs = static_cast<double>(panel.rhs[at + l]);
+      if (panel.tau && panel.rhs_exponent[lane + l] != kNoExponent) {  // t once more
+        const double* gamma = m.gamma + (a + 1) * kDirect + l;
+        rhs = PowerOfTwo<double>(-panel.rhs_exponent[lane + l])((*gamma - mean[l] * m.gamma[l]) * inverse_omega[l]);
+      }
+      m.solution[a * kDirect + l] = is_free[l] > 0 ? rhs : 0.0;
     }
   }
 }
@@ -162,7 +190,8 @@ void finish_matrix(const Panel<T>& panel, const DirectMemory& m, int64_t dim, in
 // Whether rounding a solution of this square shows: it moves (k - mean).x, which stands beside 1, by about this much.
 template <class T>
 bool needs_low_part(double squares, T variance, int64_t dim) {
-  return sizeof(T) == 4 && std::sqrt(squares * static_cast<double>(variance) * static_cast<double>(dim)) * 0x1p-24 > 1e-5;
+  return sizeof(T) == 4 &&
+         std::sqrt(squares * static_cast<double>(variance) * static_cast<double>(dim)) * 0x1p-24 > 1e-5;
 }
 
 // Solves the lanes conjugate gradients left unfinished (all that have something to solve, if they did not run).
@@ -181,10 +210,16 @@ void solve_directly(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
       begin = std::min(begin, panel.lane_begin[l]);
       end = std::max(end, panel.lane_end[l]);
       pairs += static_cast<uint64_t>(panel.lane_end[l] - panel.lane_begin[l]);
-      for (int64_t c = 0; c < dim; ++c) m.center[c] += panel.mean_k[c * kPanel<T> + l];
     }
     if (wanted == 0) continue;
-    for (int64_t c = 0; c < dim; ++c) m.center[c] /= static_cast<double>(wanted);
+    // Near the keys' mean, and the same whatever the other rows of the panel ask.
+    constexpr int64_t kSample = 16;
+    for (int64_t i = 0; i < kSample; ++i) {
+      const int64_t j = panel.begin + (panel.end - panel.begin) * i / kSample;
+      for (int64_t c = 0; c < dim; ++c) {
+        m.center[c] += static_cast<double>(block.head.k.natural[j * dim + c]) / kSample;
+      }
+    }
     form_moments(block, panel, lane, begin, end);
     finish_matrix(panel, m, dim, lane);
     bool dropped[kDirect] = {};
@@ -203,7 +238,8 @@ void solve_directly(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
         panel.residual[at] = 0;
         squares += value * value;
       }
-      panel.low_lanes[lane + l] = needs_low_part<T>(squares, panel.variance[lane + l], dim);
+      panel.low_lanes[lane + l] =
+          needs_low_part<T>(squares / panel.unit_squares[lane + l], panel.variance[lane + l], dim);
       for (int64_t c = 0; c < dim && panel.low_lanes[lane + l]; ++c) {
         const int64_t at = c * kPanel<T> + lane + l;
         panel.low[at] = static_cast<T>(m.solution[c * kDirect + l] - static_cast<double>(panel.solution[at]));

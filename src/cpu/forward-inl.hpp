@@ -117,7 +117,8 @@ void write_saved(const Panel<T>& panel, const core::Problem& p, const PackedHead
     saved[at.max + r] = panel.empty(l) ? T{0} : panel.max[l] + panel.offset[l];
     saved[at.omega + r] = panel.offset_rest[l] == 0 ? panel.omega[l] : panel.omega[l] * std::exp2(panel.offset_rest[l]);
     get_lane(panel.mean_k, l, p.dim, saved + at.mean_k + r * p.dim);
-    for (int64_t c = 0; c < p.dim && head.shifted && !panel.empty(l); ++c) saved[at.mean_k + r * p.dim + c] += head.shift[c];
+    for (int64_t c = 0; c < p.dim && head.shifted && !panel.empty(l); ++c)
+      saved[at.mean_k + r * p.dim + c] += head.shift[c];
     get_lane(panel.mean_v, l, p.value_dim, saved + at.mean_v + r * p.value_dim);
     get_lane(panel.solution, l, p.dim, saved + at.x + r * p.dim);
     if (panel.bad[l]) {

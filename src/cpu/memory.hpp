@@ -62,6 +62,7 @@ struct DirectMemory {
   double* keys = nullptr;      // a tile's (1, k - c)
   double* weights = nullptr;   // the tile's weights
   double* weighted = nullptr;  // ... times one channel
+  double* gamma = nullptr;     // backward: moments of G.v with (1, k - c)
   double* diagonal = nullptr;  // of the matrix before it is factored
   double* solution = nullptr;
   double* center = nullptr;
@@ -72,6 +73,7 @@ struct DirectMemory {
     keys = arena.take<double>(kTile * (s.dim + 1));
     weights = arena.take<double>(kTile * s.direct_panel);
     weighted = arena.take<double>(kTile * s.direct_panel);
+    gamma = arena.take<double>((s.dim + 1) * s.direct_panel);
     diagonal = arena.take<double>((s.dim + 1) * s.direct_panel);
     solution = arena.take<double>((s.dim + 1) * s.direct_panel);
     center = arena.take<double>(s.dim);

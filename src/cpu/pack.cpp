@@ -54,7 +54,7 @@ void find_shift(const core::Problem& p, const core::Operand& k, PackedHead<T>& h
     const double n = static_cast<double>(count), offset = sum[c] / n, mean = first[c] + offset;
     const double spread = std::sqrt(std::max(0.0, squares[c] / n - offset * offset));
     if (!(std::abs(mean) > 2 * spread)) continue;
-    const double unit = std::exp2(std::floor(std::log2(std::max(spread, std::abs(mean) * 0x1p-20))));
+    const double unit = std::ldexp(1.0, std::ilogb(std::max(spread, std::abs(mean) * 0x1p-20)));
     head.shift[c] = static_cast<T>(std::round(mean / unit) * unit);
     head.shifted = true;
   }

@@ -48,11 +48,13 @@ template <class T>
 void solve(Block<T>& block) {
   const core::Problem& p = block.problem;
   constexpr bool kDouble = sizeof(T) == 8;
-  int32_t exponent[kMaxPanels][kPanel<T>];
   for (int i = 0; i < block.count; ++i) {
     Panel<T>& panel = block.panels[i];
-    for (int64_t l = 0; l < kPanel<T>; ++l) exponent[i][l] = largest_exponent(panel.rhs + l, p.dim, kPanel<T>);
-    scale_lanes(p, panel.rhs, exponent[i], -1);
+    for (int64_t l = 0; l < kPanel<T>; ++l) panel.rhs_exponent[l] = largest_exponent(panel.rhs + l, p.dim, kPanel<T>);
+    scale_lanes(p, panel.rhs, panel.rhs_exponent, -1);
+    for (int64_t l = 0; l < kPanel<T>; ++l) {
+      panel.unit_squares[l] = panel.rhs_exponent[l] == kNoExponent ? 1.0 : std::ldexp(1.0, -2 * panel.rhs_exponent[l]);
+    }
     start_cg(block, panel, block.cg[i]);
   }
   if (p.solver != Solver::direct) {
@@ -71,8 +73,9 @@ void solve(Block<T>& block) {
     if (p.solver != Solver::cg) solve_directly(block, block.panels[i], block.cg[i]);
     drop_overflowing(p, block.panels[i]);
     for (T* array : {block.panels[i].rhs, block.panels[i].solution, block.panels[i].residual}) {
-      scale_lanes(p, array, exponent[i], 1);
+      scale_lanes(p, array, block.panels[i].rhs_exponent, 1);
     }
+    if (block.panels[i].low_part()) scale_lanes(p, block.panels[i].low, block.panels[i].rhs_exponent, 1);
   }
 }
 

@@ -50,16 +50,17 @@ struct SolutionSizes {
   }
 };
 
-// The residual a lane may stop at with the solution it has.
+// The residual a lane may stop at with the solution it has, squared.
 template <class T>
 T stop_limit(const core::StopRule& stop, const SolutionSizes<T>& x, const Panel<T>& panel, T rr_start, T smallest_ridge,
              int64_t l) {
-  const core::SolveSizes sizes{.rhs = std::sqrt(static_cast<double>(rr_start)),
+  const core::SolveSizes sizes{.rhs_squares = static_cast<double>(rr_start),
                                .rhs_product = static_cast<double>(x.rhs_product[l]),
                                .ridge_product = static_cast<double>(x.ridge_product[l]),
                                .ridge_squares = static_cast<double>(x.ridge_squares[l]),
                                .smallest_ridge = static_cast<double>(smallest_ridge),
-                               .spread = static_cast<double>(panel.spread[l])};
+                               .spread = static_cast<double>(panel.spread[l]) * panel.unit_squares[l],
+                               .unit_squares = panel.unit_squares[l]};
   return static_cast<T>(stop.limit(sizes, panel.lane_end[l] - panel.lane_begin[l]));
 }
 

@@ -226,7 +226,7 @@ Tensors make(Kind kind, uint64_t seed, const Sizes& s) {
       const int64_t key_head = b * s.heads_kv + h;
       const Matrix k = make_keys(kind, seed, key_head, s);
       Matrix v = kind == Kind::pw ? piecewise_values(k, s.dim, s.value_dim, Stream(seed, key_head, Purpose::map))
-                                        : normals(Stream(seed, key_head, Purpose::value), s.length_k, s.value_dim);
+                                  : normals(Stream(seed, key_head, Purpose::value), s.length_k, s.value_dim);
       shape_peaked_values(kind, s.value_dim, v);
       put(t.k, k, b, h, s.length_k, s.heads_kv, s.dim);
       put(t.v, v, b, h, s.length_k, s.heads_kv, s.value_dim);

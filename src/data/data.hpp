@@ -1,6 +1,6 @@
 // Synthetic attention inputs: six kinds from harmless to hard, those of trained attention (peaked.cpp) and degenerate
-// ones (degenerate.cpp), reproducible on any machine. python/lla/_data.py is its twin and makes the same numbers (to the
-// rounding of log, sin and cos); tests/golden/data.txt holds both to it.
+// ones (degenerate.cpp), reproducible on any machine. python/lla/_data.py is its twin and makes the same numbers (to
+// the rounding of log, sin and cos); tests/golden/data.txt holds both to it.
 #pragma once
 
 #include <cstdint>
@@ -49,8 +49,8 @@ enum class Kind {
 };
 
 inline constexpr Kind kinds[] = {Kind::randn, Kind::aniso, Kind::self, Kind::cluster, Kind::pw, Kind::mean};
-inline constexpr Kind peaked_kinds[] = {Kind::long_both,    Kind::qk_norm, Kind::queries6, Kind::queries20,
-                                        Kind::two_channels, Kind::rope,    Kind::sink,     Kind::mean10,
+inline constexpr Kind peaked_kinds[] = {Kind::long_both,    Kind::qk_norm,       Kind::queries6, Kind::queries20,
+                                        Kind::two_channels, Kind::rope,          Kind::sink,     Kind::mean10,
                                         Kind::mean30,       Kind::channel_scales};
 inline constexpr Kind degenerate_kinds[] = {
     Kind::equal_values,  Kind::equal_keys, Kind::equal_pairs, Kind::one_token,    Kind::two_tokens,

@@ -88,7 +88,8 @@ Solution solve_cg(Span covariance, Span ridge, Span b, core::StopRule stop, int 
   solution.residual = norm_b > 0 ? 1 : 0;
   solution.trace.push_back(solution.residual);
   const auto limit = [&] {
-    core::SolveSizes sizes{.rhs = norm_b, .smallest_ridge = *std::min_element(ridge.begin(), ridge.end())};
+    core::SolveSizes sizes{.rhs_squares = norm_b * norm_b,
+                           .smallest_ridge = *std::min_element(ridge.begin(), ridge.end())};
     for (size_t i = 0; i < n; ++i) {
       if (std::isinf(ridge[i])) continue;
       sizes.rhs_product += solution.x[i] * b[i];
@@ -97,7 +98,7 @@ Solution solve_cg(Span covariance, Span ridge, Span b, core::StopRule stop, int 
     }
     return stop.limit(sizes, keys);
   };
-  while (std::sqrt(rr) > limit()) {
+  while (rr > limit()) {
     if (solution.iterations == max_iterations) {
       solution.status = LLA_ROW_MAX_ITERATIONS;
       break;

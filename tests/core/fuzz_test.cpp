@@ -85,6 +85,9 @@ FuzzCase make_case(uint64_t seed) {
   if (c.degenerate) {
     c.kind = data::degenerate_kinds[dice.between(0, std::size(data::degenerate_kinds) - 1)];
     c.gradient_power = static_cast<int>(s.dtype == DType::f16 ? dice.between(-6, 10) : dice.between(-100, 13));
+  } else if (dice.one_in(4)) {  // trained attention, judged in the same way
+    c.kind = data::peaked_kinds[dice.between(0, std::size(data::peaked_kinds) - 1)];
+    c.degenerate = true;
   }
   return c;
 }

@@ -67,33 +67,34 @@ void expect_truth(const Spec& spec, data::Kind kind, double ridge) {
   }
 }
 
-class Truth : public testing::TestWithParam<data::Kind> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, Truth,
+class ResidualTruth : public testing::TestWithParam<data::Kind> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, ResidualTruth,
                          testing::Values(data::Kind::randn, data::Kind::mean, data::Kind::mean10, data::Kind::mean30,
                                          data::Kind::long_both, data::Kind::qk_norm, data::Kind::queries6,
                                          data::Kind::two_channels, data::Kind::sink),
                          [](const auto& info) { return data::name(info.param); });
 
-TEST_P(Truth, OfOkRowsF32) {
-  for (const double ridge : {1e-3, 0.01, 0.1}) expect_truth(defaults(reduced() ? 60 : 140, 64, DType::f32), GetParam(), ridge);
+TEST_P(ResidualTruth, OfOkRowsF32) {
+  for (const double ridge : {1e-3, 0.01, 0.1})
+    expect_truth(defaults(reduced() ? 60 : 140, 64, DType::f32), GetParam(), ridge);
   if (!reduced()) expect_truth(defaults(140, 128, DType::f32), GetParam(), 1e-3);
 }
 
-TEST_P(Truth, OfOkRowsOfConjugateGradients) {
+TEST_P(ResidualTruth, OfOkRowsOfConjugateGradients) {
   Spec spec = defaults(reduced() ? 60 : 140, 64, DType::f32);
   spec.options.solver = LLA_SOLVER_CG;
   expect_truth(spec, GetParam(), 1e-3);
   expect_truth(spec, GetParam(), 0.1);
 }
 
-TEST_P(Truth, OfOkRowsInHalfTypes) {
+TEST_P(ResidualTruth, OfOkRowsInHalfTypes) {
   for (const DType dtype : {DType::bf16, DType::f16}) {
     expect_truth(defaults(reduced() ? 60 : 140, 64, dtype), GetParam(), 1e-3);
     if (!reduced()) expect_truth(defaults(140, 128, dtype), GetParam(), 0.01);
   }
 }
 
-TEST_P(Truth, OfOkRowsInF64) { expect_truth(defaults(reduced() ? 60 : 100, 64, DType::f64), GetParam(), 1e-3); }
+TEST_P(ResidualTruth, OfOkRowsInF64) { expect_truth(defaults(reduced() ? 60 : 100, 64, DType::f64), GetParam(), 1e-3); }
 
 // x is as long as the ridge is small; its rounding alone would spoil the output.
 TEST(TinyRidge, OkRowsAreRight) {
@@ -207,7 +208,8 @@ TEST(DefaultGradientsF64, AreAccurate) {
 // ---- the range of the type -----------------------------------------------------------------------------------------
 
 TEST(Range, HugeValuesAreRightOrReported) {
-  for (const auto& [dtype, huge] : {std::pair{DType::f32, 1e37}, std::pair{DType::f32, 3e38}, std::pair{DType::f64, 1e307}}) {
+  for (const auto& [dtype, huge] :
+       {std::pair{DType::f32, 1e37}, std::pair{DType::f32, 3e38}, std::pair{DType::f64, 1e307}}) {
     const Spec spec = defaults(40, 16, dtype);
     Inputs inputs = make_inputs(spec, data::Kind::randn, 0.1, 3);
     for (double& v : inputs.v) v = rounded(huge * std::clamp(v, -1.0, 1.0), dtype);
@@ -228,8 +230,8 @@ TEST(Range, HugeValuesAreRightOrReported) {
 // ---- defaults ------------------------------------------------------------------------------------------------------
 
 TEST(Defaults, ToleranceIsThatOfTheType) {
-  for (const auto& [dtype, tolerance] : {std::pair{DType::bf16, 1e-3}, std::pair{DType::f16, 1e-3}, std::pair{DType::f32, 1e-4},
-                                         std::pair{DType::f64, 1e-9}}) {
+  for (const auto& [dtype, tolerance] : {std::pair{DType::bf16, 1e-3}, std::pair{DType::f16, 1e-3},
+                                         std::pair{DType::f32, 1e-4}, std::pair{DType::f64, 1e-9}}) {
     Spec spec = defaults(100, 64, dtype);
     spec.options.solver = LLA_SOLVER_CG;
     Spec named = spec;
@@ -237,7 +239,8 @@ TEST(Defaults, ToleranceIsThatOfTheType) {
     const Inputs inputs = make_inputs(spec, data::Kind::randn, 0.1, 3);
     for (const std::string& name : implementations_under_test()) {
       if (!takes(name, spec)) continue;
-      EXPECT_EQ(run_forward(spec, inputs, name).info.iterations, run_forward(named, inputs, name).info.iterations) << name;
+      EXPECT_EQ(run_forward(spec, inputs, name).info.iterations, run_forward(named, inputs, name).info.iterations)
+          << name;
     }
   }
 }

@@ -57,17 +57,17 @@ class GpuAccuracy : public testing::TestWithParam<std::tuple<std::string, data::
   }
 
   // What each row says of itself fits together, and most rows were solved.
-  static void expect_honest(const RowInfo& info, const lla_options& options) {
+  static void expect_honest(const RowInfo& info, const Spec& spec) {
     size_t solved = 0;
     for (size_t i = 0; i < info.status.size(); ++i) {
       switch (info.status[i]) {
         case LLA_ROW_OK:
           ++solved;
-          EXPECT_LE(info.residual[i], 1.001 * options.tolerance) << "row " << i;  // -1 where solved directly
+          EXPECT_LE(info.residual[i], 1.001 * spec.tolerance()) << "row " << i;  // -1 where solved directly
           break;
         case LLA_ROW_MAX_ITERATIONS:
-          EXPECT_EQ(info.iterations[i], options.max_iterations) << "row " << i;
-          EXPECT_GT(info.residual[i], options.tolerance) << "row " << i;
+          EXPECT_EQ(info.iterations[i], spec.options.max_iterations) << "row " << i;
+          EXPECT_GT(info.residual[i], spec.tolerance()) << "row " << i;
           break;
         default: EXPECT_EQ(info.status[i], LLA_ROW_BREAKDOWN) << "row " << i;
       }
@@ -126,7 +126,7 @@ TEST_P(GpuAccuracy, TinyRidgesStayFinite) {
     const Forward forward = run_forward(spec, inputs, implementation());
     ASSERT_EQ(forward.status, LLA_OK) << forward.message;
     EXPECT_TRUE(all_finite(forward.o));
-    expect_honest(forward.info, spec.options);
+    expect_honest(forward.info, spec);
     const Backward got = run_backward(spec, inputs, forward.saved, implementation());
     ASSERT_EQ(got.status, LLA_OK) << got.message;
     for (const auto* t : {&got.dq, &got.dk, &got.dv, &got.dridge}) EXPECT_TRUE(all_finite(*t));

@@ -217,3 +217,15 @@ def test_checkpointing(device):
     expected = torch.autograd.grad(lla.lla_attention(*inputs).sum(), inputs)
     for a, b in zip(torch.autograd.grad(o.sum(), inputs), expected):
         assert torch.equal(a, b)
+
+
+def test_info_of_the_backward_pass(device):
+    q, k, v, ridge = make_inputs(2, 40, heads=4, heads_kv=2, device=device)
+    o, info = lla.lla_attention(*leaves(q, k, v, ridge), solver="cg", tol=1e-6, return_info=True)
+    assert info.backward.status is None
+    o.sum().backward()
+    for forward, backward in zip(info[:3], (info.backward.iterations, info.backward.residual, info.backward.status)):
+        assert backward.shape == forward.shape and backward.dtype == forward.dtype
+    assert (info.backward.status == 0).all() and (info.backward.iterations > 0).any()
+    assert (info.backward.residual <= 1e-6).all()
+    assert lla.lla_attention(q, k, v, ridge, return_info=True)[1].backward is None

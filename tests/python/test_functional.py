@@ -189,3 +189,11 @@ def test_explain_names_every_implementation(device):
     taken = [name for name, reason in answers.items() if reason is None]
     assert taken and all(head_error(lla.lla_attention(q, k, v, r, implementation=name, tol=1e-6),
                                     lla.lla_attention(q, k, v, r, tol=1e-6)) < 1e-4 for name in taken)
+
+
+def test_default_tolerance_goes_by_type(device):
+    for dtype, tol in ((torch.bfloat16, 1e-3), (torch.float32, 1e-4), (torch.float64, 1e-9)):
+        q, k, v = (torch.randn(1, 80, 1, 64, dtype=dtype, device=device) for _ in range(3))
+        _, default = lla.lla_attention(q, k, v, 0.1, solver="cg", return_info=True)
+        _, named = lla.lla_attention(q, k, v, 0.1, solver="cg", tol=tol, return_info=True)
+        assert torch.equal(default.iterations, named.iterations)

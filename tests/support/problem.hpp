@@ -1,6 +1,7 @@
 // A problem as tests speak of it: sizes and options, and inputs in double (rounded to what the tested type holds).
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -33,6 +34,9 @@ struct Spec {
   DType output() const { return out_dtype == DType::none ? dtype : out_dtype; }
   DType given_dtype() const { return dtype == DType::f64 || x_dtype == DType::none ? dtype : x_dtype; }
   DType ridge_dtype() const { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+  double tolerance() const {  // of the solve, the default where none is named
+    return std::isnan(options.tolerance) ? core::default_tolerance(dtype) : options.tolerance;
+  }
   int64_t rows() const { return batch * length_q * heads_q; }
   // Sizes of the tensors, without the batch when packed.
   std::vector<int64_t> rows_size(int64_t channels) const;  // q, o, x

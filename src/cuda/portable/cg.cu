@@ -13,7 +13,9 @@ struct Solve {
   bool active = false;
   int iterations = 0;
   T squared = 0;                                 // of the residual
-  T norm = 0;                                    // of the right-hand side
+  T start = 0;                                   // of the right-hand side, squared
+  T limit = 0;                                   // of `squared`: where to stop
+  T product = 0;                                 // x . right-hand side: the sum of step * squared
   T steepest = 0;                                // largest curvature per squared length so far
   T ridge = std::numeric_limits<T>::infinity();  // the smallest of the row's
   T omega = 1, max = 0;
@@ -21,8 +23,16 @@ struct Solve {
   int32_t exponent = 0;  // the right-hand side is divided by this power of two: squares stay in range
   int32_t status = LLA_ROW_OK;
 
-  __device__ T residual() const { return norm > T(0) ? sqrt(squared) / norm : T(0); }
+  __device__ T residual() const { return start > T(0) ? sqrt(squared / start) : T(0); }
 };
+
+// How far b - A x may be from the recurrence's residual, relative to b: products with keys are off by epsilon |k| |u|
+// (src/cpu/stop-inl.hpp, where the same is estimated and checked).
+template <class T>
+__device__ T drift(const Solve<T>& s, T x_squares, T mean_squares) {
+  const T key_squares = mean_squares + 16 * s.steepest;  // the second for the keys' variance, which is not known
+  return 2 * std::numeric_limits<T>::epsilon() * sqrt(key_squares * s.steepest * x_squares / s.start);
+}
 
 template <class T, int kDim>
 __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const __grid_constant__ Arguments<T> a) {
@@ -38,7 +48,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
   if (block.count <= 0) return;
   const int columns = pieces<T>(p.dim);
   const T log2_factor = log2_scale<T>(p);
-  const T tolerance = static_cast<T>(p.tolerance);
+  const core::StopRule stop = core::stop_rule(p);
   // Below this share of the largest curvature a step is rounding noise blown up.
   constexpr T kEpsilon = std::numeric_limits<T>::epsilon();
   constexpr T kNoise = 8 * kEpsilon;
@@ -86,8 +96,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
         mean_squares += a.rows.mean_k[at] * a.rows.mean_k[at];
       });
     }
-    s.squared = row_sum(s.squared);
-    s.norm = sqrt(s.squared);
+    s.start = s.squared = row_sum(s.squared);
+    s.limit = static_cast<T>(stop.start(s.start, q.keys()));
     s.ridge = -row_max(-s.ridge);
     // Rounding of u.k - u.mean_k alone makes a curvature of the square of a few epsilon |mean_k|: less is no curvature.
     s.steepest = T(0.5) * static_cast<T>(p.dim) * kEpsilon * row_sum(mean_squares);
@@ -98,8 +108,43 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
 #pragma unroll
     for (int r = 0; r < C::kRows; ++r) {
       Solve<T>& s = solve[r];
+      bool done = s.active && s.squared <= s.limit;
+      T lost = 0;
+      if (__any_sync(~0u, done)) {  // by what is known of the solution by now; all threads, for the sums
+        T squares = 0, ridge_product = 0, ridge_squares = 0, mean_squares = 0;
+        if (done) {
+          for_columns<C>(p.dim, [&](int, int, int column) {
+            const int64_t at = query[r].row * p.dim + column;
+            const T x = a.solution[at], ridge = ridge_at(a, s.ridge_offset, column);
+            mean_squares += a.rows.mean_k[at] * a.rows.mean_k[at];
+            if (removes(ridge)) return;
+            squares += x * x;
+            ridge_product += ridge * x * x;
+            ridge_squares += ridge * x * ridge * x;
+          });
+        }
+        squares = row_sum(squares);
+        mean_squares = row_sum(mean_squares);
+        core::SolveSizes sizes;
+        sizes.rhs_squares = s.start;
+        sizes.rhs_product = s.product;
+        sizes.ridge_product = row_sum(ridge_product);
+        sizes.ridge_squares = row_sum(ridge_squares);
+        sizes.smallest_ridge = s.ridge;
+        sizes.unit_squares = ldexp(1.0, -2 * s.exponent);
+        if (done && s.start > T(0)) {  // zero has the solution zero
+          if (stop.backward) sizes.spread = a.rows.c[query[r].row] * sizes.unit_squares;
+          // What the row will report, drift included, is to be within the limit; a drift that leaves it no room may be a miss.
+          const T most = sqrt(static_cast<T>(stop.limit(sizes, query[r].keys())) / s.start);
+          lost = drift(s, squares, mean_squares);
+          const bool doubtful = 2 * lost > most;
+          const T within = doubtful ? most : most - lost;
+          s.limit = within * within * s.start;
+          done = s.squared <= s.limit;
+          if (done && doubtful) s.status = LLA_ROW_BREAKDOWN;
+        }
+      }
       if (!s.active) continue;
-      const bool done = s.residual() <= tolerance;
       const bool spent = s.iterations == p.max_iterations;
       const bool hopeless = !isfinite(s.squared);  // the right-hand side itself overflowed
       if (!done && (spent || hopeless)) s.status = hopeless ? LLA_ROW_BREAKDOWN : LLA_ROW_MAX_ITERATIONS;
@@ -114,7 +159,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
         if (lane() == 0) {
           if (s.status != LLA_ROW_OK) a.rows.kind[row] = kUnfinished;
           if (a.info.iterations) a.info.iterations[row] = s.iterations;
-          if (a.info.residual) a.info.residual[row] = static_cast<float>(s.residual());
+          if (a.info.residual) a.info.residual[row] = static_cast<float>(s.residual() + lost);
           if (a.info.status) a.info.status[row] = s.status;
         }
       }
@@ -201,6 +246,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
         a.rows.rest[q.row * p.dim + column] = rest;
         u = rest + next / s.squared * u;
       });
+      s.product += step * s.squared;
       s.squared = next;
       ++s.iterations;
       // A tiny ridge and weights on few keys: the tolerance can be met and the output still be wrong, because the

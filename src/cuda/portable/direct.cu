@@ -218,6 +218,7 @@ __device__ void write_output(const Row<T>& row, double omega) {
   if (static_cast<int>(threadIdx.x) < p.value_dim) {
     const int64_t offset = row_offset(a.o, row.sequence, row.head, row.query.index);
     store_as(a.o.data, a.o.dtype, offset + threadIdx.x * a.o.stride[3], sum / omega);
+    report_overflow(a, row.query.row, kRegular, sum / omega);
   }
 }
 
@@ -233,12 +234,12 @@ __device__ void solve_row(const Row<T>& row) {
   __syncthreads();
   if (static_cast<int>(threadIdx.x) < p.dim)
     a.solution[row.query.row * p.dim + threadIdx.x] = static_cast<T>(row.x[threadIdx.x]);
-  if (!a.grad_o) write_output(row, omega);
   if (threadIdx.x == 0) {
     if (a.info.iterations) a.info.iterations[row.query.row] = -1;
     if (a.info.residual) a.info.residual[row.query.row] = -1.0f;
     if (a.info.status) a.info.status[row.query.row] = skipped ? LLA_ROW_BREAKDOWN : LLA_ROW_OK;
   }
+  if (!a.grad_o) write_output(row, omega);  // which waits for every thread, and may change the status
 }
 
 // Sets the row's place; false when there is nothing to do for it.

@@ -82,6 +82,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) output_kernel(co
       // The mean alone is right for the rest: zero without keys, the value of a single key, NaN for a bad row.
       const T o = is_regular(kind[r]) ? mean_v + (acc.at[r][c].at[e] - total * mean_v) / omega[r] : mean_v;
       store_as(a.o.data, a.o.dtype, offset + column * a.o.stride[3], o);
+      report_overflow(a, query[r].row, kind[r], o);
     });
   }
 }

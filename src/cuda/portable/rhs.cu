@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) rhs_kernel(const
 
   Query query[C::kRows];
   int32_t kind[C::kRows];
-  T omega[C::kRows], max[C::kRows], tau[C::kRows], sum[C::kRows];
+  T omega[C::kRows], max[C::kRows], tau[C::kRows], sum[C::kRows], squares[C::kRows];
   int32_t exponent[C::kRows];
 #pragma unroll
   for (int r = 0; r < C::kRows; ++r) {
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) rhs_kernel(const
   for (int r = 0; r < C::kRows; ++r) {
     const Query& q = query[r];
     bool bad = bad_gradient[group() + C::kGroups * r] != 0;
-    tau[r] = sum[r] = 0;
+    tau[r] = sum[r] = squares[r] = 0;
     omega[r] = 1;
     max[r] = 0;
     if (kind[r] == kRegular) {
@@ -101,6 +101,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) rhs_kernel(const
         const bool visible = query[r].sees(first + lane() + kLanes * c);
         u[r][c] = visible ? power_of_two(s[0][r][c] * log2_factor - max[r]) * (gamma[0][r][c] - tau[r]) : T(0);
         sum[r] += u[r][c];
+        squares[r] += u[r][c] * (gamma[0][r][c] - tau[r]);
       }
     }
     weights.put(u);
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) rhs_kernel(const
   }
 #pragma unroll
   for (int r = 0; r < C::kRows; ++r) {
-    const T total = row_sum(sum[r]);
+    const T total = row_sum(sum[r]), spread = row_sum(squares[r]);
     const Query& q = query[r];
     if (!q.exists) continue;
     for_columns<C>(p.dim, [&](int c, int e, int column) {
@@ -127,6 +128,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) rhs_kernel(const
     a.rows.exponent[q.row] = exponent[r];
     a.rows.tau[q.row] = kind[r] == kRegular ? tau[r] : T(0);
     a.rows.tau_low[q.row] = kind[r] == kRegular ? total / omega[r] : T(0);
+    // The solve's stop rule reads it here; c itself comes after the solve.
+    a.rows.c[q.row] = kind[r] == kRegular ? spread / omega[r] : T(0);
     if (kind[r] == kBad) {
       a.rows.kind[q.row] = kBad;
       if (a.info.status) a.info.status[q.row] = LLA_ROW_NAN;

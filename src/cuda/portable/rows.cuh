@@ -5,6 +5,7 @@
 #include <limits>
 #include <numbers>
 
+#include "core/convert.hpp"
 #include "cuda/portable/arguments.hpp"
 #include "cuda/portable/tile.cuh"
 
@@ -171,6 +172,13 @@ __device__ __forceinline__ T ridge_at(const Arguments<T>& a, int64_t offset, int
 
 // Rows whose x comes from a solve.
 __device__ __forceinline__ bool is_regular(int32_t kind) { return kind == kRegular || kind == kUnfinished; }
+
+// A row of values near the end of the range whose output its type cannot hold says so.
+template <class T>
+__device__ __forceinline__ void report_overflow(const Arguments<T>& a, int64_t row, int32_t kind, double o) {
+  if (kind == kBad || kind == kEmpty || fabs(o) <= core::largest_finite(a.o.dtype)) return;
+  if (a.info.status) a.info.status[row] = LLA_ROW_BREAKDOWN;
+}
 
 template <class T>
 __device__ __forceinline__ bool solved_directly(const Arguments<T>& a, const Query& q) {
