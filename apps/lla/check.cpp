@@ -20,6 +20,7 @@
 #include "commands.hpp"
 #include "core/text.hpp"
 #include "files.hpp"
+#include "numbers.hpp"
 #include "plan/machine.hpp"
 #include "progress.hpp"
 
@@ -260,7 +261,7 @@ void add_check(CLI::App& root, int& exit_code) {
       ->type_name("NAME");
   command->add_option("--filter", options->filter, "Only cases whose description (see --verbose) contains this")->type_name("TEXT");
   command->add_flag("--verbose", options->verbose, "Print every case");
-  command->add_option("--json", options->json, "Also write the results to this file")->type_name("FILE");
+  command->add_option("--json", options->json, "Also write the results to this file")->check(not_empty())->type_name("FILE");
   command->callback([options, &exit_code] { exit_code = check(*options); });
 }
 

@@ -9,6 +9,7 @@
 #include <fmt/core.h>
 
 #include "commands.hpp"
+#include "lla/lla.h"
 #include "numbers.hpp"
 #include "regression/run.hpp"
 #include "regression/timing.hpp"
@@ -103,7 +104,19 @@ void print_table(const std::string& out) {
   }
 }
 
+// Asked before a folder is made.
+void require_implementation(const std::string& name) {
+  if (name.empty()) return;
+  std::string names;
+  for (int32_t i = 0; const char* known = lla_implementation_name(i); ++i) {
+    if (name == known) return;
+    names += (names.empty() ? "" : ", ") + std::string(known);
+  }
+  throw CLI::ValidationError("--implementation", fmt::format("this build has no \"{}\"; it has {}", name, names));
+}
+
 int run(const Options& o) {
+  require_implementation(o.implementation);
   experiments::RegressionRun request;
   request.settings = settings(o);
   request.out = o.common.out;

@@ -54,7 +54,12 @@ for zero in "regression --mesa-ridge" "regression --scale" "rates --noise" "rate
   read -r task name <<<"$zero"
   answers 2 "above 0" "$lla" reproduce "$task" --quick "$name" 0 --out made
 done
-[ ! -e made ] || fail "a refused number left a folder"
+for option in "reproduce regression --out" "check --json" "bench forward --json" "report"; do
+  # shellcheck disable=SC2086
+  answers 2 ": is empty" "$lla" $option ""
+done
+answers 2 'this build has no "none"' "$lla" reproduce regression --quick --implementation none --out made
+[ ! -e made ] || fail "a refused number or name left a folder"
 for bad in 1e3 abc -2 2.5; do
   answers 2 'LLA_NUM_THREADS: "' env LLA_NUM_THREADS="$bad" "$lla" info
   answers 2 'LLA_NUM_THREADS: "' env LLA_NUM_THREADS="$bad" "$lla" $small --out made
