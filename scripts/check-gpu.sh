@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
 # On a machine with a GPU: all of gpu_test, its short list under compute-sanitizer, then the benchmark tables.
 #   scripts/check-gpu.sh [folder with gpu_test and lla]      (default: build/release/bin; else what pack-gpu.sh made)
+# With TRAIN=1 also the training soak (train_soak.py, which see; TRAIN_OPTIONS are its options, PYTHON a Python with
+# torch). It goes on where it stopped: FOLDER/soak holds its checkpoints.
 # Logs go to FOLDER/gpu-logs. SANITIZE=0 leaves compute-sanitizer out, BENCH=0 the tables, JOBS=N sets how many
 # processes share the tests. Exit code: 0 when every test passed and every tool that ended found nothing,
 # 2 when there was nothing to run.
 set -uo pipefail
-folder=${1:-$(dirname "$0")/../build/release/bin}
+here=$(cd "$(dirname "$0")" && pwd)
+folder=${1:-$here/../build/release/bin}
 cd "$folder" || exit 2
 [ -x gpu_test ] || { echo "no gpu_test in $PWD" >&2; exit 2; }
 [ -f golden.bin ] && export LLA_TEST_DATA=$PWD
@@ -53,5 +56,13 @@ if [ "${BENCH:-1}" != 0 ] && [ -x lla ]; then
   for pass in forward backward; do
     ./lla bench $pass --device cuda --table --seconds 0.06 --json "$logs/$pass.json" | tee "$logs/$pass.md" || failed=1
   done
+fi
+if [ "${TRAIN:-0}" = 1 ]; then
+  packages=$here/../python library=$PWD/../bindings/torch/liblla_torch.so  # of a checkout
+  [ -f "$here/liblla_torch.so" ] && packages=$here/python library=$here/liblla_torch.so  # of what pack-gpu.sh made
+  PYTHONPATH=$packages${PYTHONPATH:+:$PYTHONPATH} LLA_TORCH_LIBRARY=${LLA_TORCH_LIBRARY:-$library} \
+    "${PYTHON:-python3}" "$here/train_soak.py" --out soak ${TRAIN_OPTIONS:-} 2>&1 | tee "$logs/train.log"
+  code=${PIPESTATUS[0]}
+  [ "$code" = 0 ] || [ "$code" = 3 ] || failed=1
 fi
 exit $failed

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Collects what a machine with a GPU but without this build needs into one folder: the GPU tests and the lla command,
-# where they were built, their shared libraries, and the golden data.
+# where they were built, their shared libraries, the golden data, and the Python package with the training soak.
 #   scripts/pack-gpu.sh [build folder] [target folder] [second build folder]
 # The second build (default: build-racecheck, if it is there) has -DLLA_RACECHECK=ON: its GPU tests are for racecheck.
 # There: FOLDER/check-gpu.sh FOLDER, or LLA_TEST_DATA=FOLDER FOLDER/gpu_test   (LLA_TEST_REDUCED=1 for a short list)
@@ -25,6 +25,14 @@ pack "$build/bin/gpu_test" gpu_test
 pack "$build/bin/lla" lla
 [ "$packed" -gt 0 ] || { echo "nothing to pack: build gpu_test or lla in $build first" >&2; exit 1; }
 pack "$racecheck/bin/gpu_test" gpu_test_racecheck
-install -m 644 tests/golden/golden.bin "$target/"
-install -m 755 scripts/check-gpu.sh "$target/"
+install -m 644 tests/golden/golden.bin tests/golden/cases.bin "$target/"
+install -m 755 scripts/check-gpu.sh scripts/reproduce-gpu.sh "$target/"
+if [ -f "$build/bindings/torch/liblla_torch.so" ]; then  # for the training soak: the package and its operators
+  library=$(ldd "$build/bindings/torch/liblla_torch.so" | awk '$1 ~ /^liblla\.so/ { print $3 }')
+  install -m 644 "$build/bindings/torch/liblla_torch.so" "$library" "$target/"
+  strip "$target/liblla_torch.so" "$target/$(basename "$library")"
+  install -d "$target/python/lla"
+  install -m 644 python/lla/*.py "$target/python/lla/"
+  install -m 755 scripts/train_soak.py "$target/"
+fi
 echo "$target: $(ls "$target" | tr '\n' ' ')"

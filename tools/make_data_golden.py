@@ -23,7 +23,7 @@ def load_twin():
 def main():
     data = load_twin()
     lines = [f"seed {SEED} " + " ".join(f"{k} {v}" for k, v in SIZES.items())]
-    for kind in data.KINDS:
+    for kind in data.KINDS + data.PEAKED_KINDS + data.DEGENERATE_KINDS:
         for name, tensor in zip("qkv", data.make(kind, SEED, **SIZES)):
             batch, length, heads, width = tensor.shape
             for b, i, h, c in [(0, 0, 0, 0), (0, 1, 0, 1), (0, length // 2, 1, width - 1), (1, length - 1, heads - 1, 1), (1, 140, 0, 2)]:

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -16,6 +17,7 @@
 #include <nlohmann/json.hpp>
 
 #include "check_cases.hpp"
+#include "check_replay.hpp"
 #include "check_run.hpp"
 #include "commands.hpp"
 #include "core/text.hpp"
@@ -34,6 +36,7 @@ struct Options {
   std::string device = "all";
   std::string json;
   std::string filter;
+  std::string replay;
 };
 
 // One case on one implementation.
@@ -96,9 +99,11 @@ std::vector<Outcome> run(const std::vector<CheckCase>& cases, const std::vector<
       throw std::runtime_error(fmt::format("the reference itself failed on {}: {}{}", c.text(), reference.forward.failed,
                                            reference.backward.failed));
     }
+    std::optional<CheckResult> moved;
+    if (c.degenerate()) moved = run_reference(c, perturbed(c, inputs));
     for (const core::Implementation* i : implementations) {
       const CheckResult result = run_implementation(c, inputs, *i);
-      outcomes.push_back({&c, i, result.forward, result.backward, check_errors(c, inputs, reference, result)});
+      outcomes.push_back({&c, i, result.forward, result.backward, check_errors(c, inputs, reference, result, moved ? &*moved : nullptr)});
     }
     progress.advance();
   }
@@ -139,25 +144,26 @@ struct Line {
 
 void print_table(const std::vector<Outcome>& outcomes) {
   // In the order of implementations, dtypes and ridges.
-  using Key = std::tuple<const core::Implementation*, DType, double>;
+  using Key = std::tuple<const core::Implementation*, DType, bool, double>;
   std::vector<std::pair<Key, Line>> lines;
   for (const core::Implementation* i : core::implementations()) {
     for (const Outcome& o : outcomes) {
       if (o.implementation != i) continue;
-      const double ridge = o.checked->ridge == core::RidgeShape::none ? 0 : o.checked->lambda;
-      const Key key{i, o.checked->dtype, ridge};
+      const bool degenerate = o.checked->degenerate();
+      const double ridge = degenerate || o.checked->ridge == core::RidgeShape::none ? 0 : o.checked->lambda;
+      const Key key{i, o.checked->dtype, degenerate, ridge};
       auto at = std::find_if(lines.begin(), lines.end(), [&](const auto& line) { return line.first == key; });
       if (at == lines.end()) at = lines.insert(lines.end(), {key, {}});
       at->second.add(o);
     }
   }
   const auto number = [](bool any, double x) { return any ? fmt::format("{:.1e}", x) : std::string("-"); };
-  fmt::print("{:<14} {:<5} {:<8} {:>5}  {:>8} {:>8}  {:>8} {:>8}  {:<6}\n", "implementation", "dtype", "ridge", "cases", "output", "gate",
+  fmt::print("{:<14} {:<5} {:<10} {:>5}  {:>8} {:>8}  {:>8} {:>8}  {:<6}\n", "implementation", "dtype", "ridge", "cases", "output", "gate",
              "gradient", "gate", "worst");
   for (const auto& [key, line] : lines) {
-    const auto& [implementation, dtype, ridge] = key;
-    fmt::print("{:<14} {:<5} {:<8} {:>5}  {:>8} {:>8.1e}  {:>8} {:>8.1e}  {:<6}  {}\n", implementation->name, core::name(dtype),
-               ridge == 0 ? "x given" : fmt::format("~ {}", ridge), line.cases, number(line.forwards > 0, line.worst.output),
+    const auto& [implementation, dtype, degenerate, ridge] = key;
+    fmt::print("{:<14} {:<5} {:<10} {:>5}  {:>8} {:>8.1e}  {:>8} {:>8.1e}  {:<6}  {}\n", implementation->name, core::name(dtype),
+               degenerate ? "degenerate" : ridge == 0 ? "x given" : fmt::format("~ {}", ridge), line.cases, number(line.forwards > 0, line.worst.output),
                line.gates.output, number(line.backwards > 0, line.worst.gradients), line.gates.gradients, line.worst.worst_gradient,
                line.verdict());
   }
@@ -208,6 +214,7 @@ void write_json(const std::string& path, const std::vector<Outcome>& outcomes) {
 int check(const Options& options) {
   const auto start = std::chrono::steady_clock::now();
   const auto implementations = chosen(options);
+  if (!options.replay.empty()) return replay(options.replay, implementations) ? kSuccess : kFailed;
   if (!options.json.empty()) require_writable(options.json);
   const std::vector<CheckCase> all = check_cases(options.quick);
   std::vector<CheckCase> cases;
@@ -251,6 +258,7 @@ void add_check(CLI::App& root, int& exit_code) {
   CLI::App* command = root.add_subcommand("check", "Compare every implementation with the fp64 reference on this machine");
   command->footer(
       "Errors are relative norms in the worst batch entry and head (of dridge: over the whole, relative to the terms it sums up).\n"
+      "Degenerate data (repeated, zero, of very different size) is forgiven what roundings of the inputs alone would change.\n"
       "Exit code: 0 when all are within their gates, 1 when one is not, 2 when there is nothing to check.");
   auto options = std::make_shared<Options>();
   command->add_flag("--quick", options->quick, "A subset in seconds instead of every combination");
@@ -260,6 +268,10 @@ void add_check(CLI::App& root, int& exit_code) {
       ->capture_default_str()
       ->type_name("NAME");
   command->add_option("--filter", options->filter, "Only cases whose description (see --verbose) contains this")->type_name("TEXT");
+  command->add_option("--replay", options->replay, "Instead, run the inputs saved in this file (check=\"raise\" in Python writes it)")
+      ->excludes("--quick")
+      ->excludes("--filter")
+      ->type_name("FILE");
   command->add_flag("--verbose", options->verbose, "Print every case");
   command->add_option("--json", options->json, "Also write the results to this file")->check(not_empty())->type_name("FILE");
   command->callback([options, &exit_code] { exit_code = check(*options); });

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -30,7 +31,15 @@ struct CheckCase {
   const CheckMask* mask;
   const CheckShape* shape;
   uint64_t seed = 0;  // of its data: its place in the list, so that a case alone is the same case
+  int gradient_power = 0;  // gradients times 2^this; degenerate kinds only, where some rows' are zero too
 
+  // Of a saved call (replay.cpp): its options; nothing set, the defaults.
+  double scale = std::numeric_limits<double>::quiet_NaN();
+  double saved_tolerance = 0;
+  int32_t max_iterations = 0;
+  Solver solver = Solver::automatic;
+
+  bool degenerate() const;   // its kind: what roundings move the truth by is forgiven
   double tolerance() const;  // of the solver
   std::string text() const;  // one line that names everything above
 };

@@ -8,6 +8,7 @@
 
 #include "core/convert.hpp"
 #include "core/text.hpp"
+#include "data/degenerate.hpp"
 #include "device_memory.hpp"
 
 namespace lla::app {
@@ -55,6 +56,11 @@ class Array {
     return t;
   }
 
+  std::vector<int32_t> integers() const {
+    std::vector<int32_t> out(count_);
+    memory_.download(out.data());
+    return out;
+  }
   std::vector<double> values() const {
     std::vector<unsigned char> bytes(memory_.size());
     memory_.download(bytes.data());
@@ -131,11 +137,14 @@ class Run {
     }
     const Array saved(device_, auxiliary_, {saved_elements});
     forward_args.saved = saved.view(device_);
+    const Array forward_status(device_, DType::i32, status_size()), backward_status(device_, DType::i32, status_size());
+    forward_args.row_status = forward_status.view(device_);
 
     BackwardArgs backward_args;
     describe(backward_args, solver, tolerance);
     backward_args.saved = saved.view(device_);
     backward_args.grad_o = grad_o_.view(device_);
+    backward_args.row_status = backward_status.view(device_);
     backward_args.dq = dq_.view(device_);
     backward_args.dk = dk_.view(device_);
     backward_args.dv = dv_.view(device_);
@@ -147,12 +156,14 @@ class Run {
       return result;
     }
     result.o = o_.values();
+    result.forward_status = forward_status.integers();
     result.backward = call(backward_args, lla_backward_workspace, lla_backward);
     if (!result.backward.done()) return result;
     result.dq = dq_.values();
     result.dk = dk_.values();
     result.dv = dv_.values();
     result.dridge = dgiven_.values();
+    result.backward_status = backward_status.integers();
     return result;
   }
 
@@ -164,6 +175,11 @@ class Run {
   std::vector<int64_t> key_size(int64_t channels) const {
     const data::Sizes& s = case_.shape->sizes;
     return sizes(case_, {s.batch, s.length_k, s.heads_kv, channels});
+  }
+
+  std::vector<int64_t> status_size() const {
+    const data::Sizes& s = case_.shape->sizes;
+    return sizes(case_, {s.batch, s.heads_q, s.length_q});
   }
 
   template <class Args>
@@ -182,6 +198,8 @@ class Run {
     args.options.solver = static_cast<int32_t>(solver);
     args.options.tolerance = tolerance;
     args.options.implementation = implementation_;
+    args.options.scale = case_.scale;
+    args.options.max_iterations = case_.max_iterations;
   }
 
   int64_t longest() const {
@@ -217,20 +235,21 @@ class Run {
 
 // Norms of the difference and of the reference, per group of rows.
 struct Distance {
-  std::vector<double> difference, norm;  // squared
+  std::vector<double> difference, norm, moves;  // squared
 
-  explicit Distance(int64_t groups) : difference(groups), norm(groups) {}
+  explicit Distance(int64_t groups) : difference(groups), norm(groups), moves(groups) {}
 
-  void add(int64_t group, double reference, double value) {
+  void add(int64_t group, double reference, double value, double moved) {
     difference[group] += (value - reference) * (value - reference);
     norm[group] += reference * reference;
+    moves[group] += (moved - reference) * (moved - reference);
   }
 
-  // The worst group; `forgiven` is taken off each difference.
+  // The worst group; `forgiven` and what roundings move the reference by are taken off each difference.
   double worst(double forgiven) const {
     double worst = 0;
     for (size_t i = 0; i < norm.size(); ++i) {
-      const double left = std::sqrt(difference[i]) - forgiven;
+      const double left = std::sqrt(difference[i]) - forgiven - data::kForgivenMoves * std::sqrt(moves[i]);
       if (left <= 0) continue;
       const double relative = norm[i] > 0 ? left / std::sqrt(norm[i]) : std::numeric_limits<double>::infinity();
       if (std::isnan(relative) || std::isnan(left)) return std::numeric_limits<double>::quiet_NaN();
@@ -242,7 +261,7 @@ struct Distance {
 
 // Over a (batch, length, heads, channels) array; packed: over sequences, for both lengths alike.
 double worst_head(const CheckCase& c, int64_t length, int64_t heads, const std::vector<double>& reference,
-                  const std::vector<double>& value, double forgiven = 0) {
+                  const std::vector<double>& value, const std::vector<double>& moved, double forgiven = 0) {
   const auto& at = c.shape->sequences;
   const int64_t groups = at.empty() ? c.shape->sizes.batch : static_cast<int64_t>(at.size()) - 1;
   const int64_t rows = c.shape->sizes.batch * length * heads;
@@ -255,7 +274,9 @@ double worst_head(const CheckCase& c, int64_t length, int64_t heads, const std::
       group = 0;
       while (position >= at[group + 1]) ++group;
     }
-    for (int64_t i = row * channels; i < (row + 1) * channels; ++i) distance.add(group * heads + row % heads, reference[i], value[i]);
+    for (int64_t i = row * channels; i < (row + 1) * channels; ++i) {
+      distance.add(group * heads + row % heads, reference[i], value[i], moved[i]);
+    }
   }
   return distance.worst(forgiven);
 }
@@ -334,7 +355,10 @@ CheckInputs make_check_inputs(const CheckCase& c) {
     }
   }
   in.grad_o.resize(s.batch * s.length_q * s.heads_q * s.value_dim);
-  for (size_t i = 0; i < in.grad_o.size(); ++i) in.grad_o[i] = data::normal(seed, kGradientStream, i);
+  for (size_t i = 0; i < in.grad_o.size(); ++i) {
+    const bool zero = c.degenerate() && i / s.value_dim / s.heads_q % 6 == 4;
+    in.grad_o[i] = zero ? 0 : std::ldexp(data::normal(seed, kGradientStream, i), c.gradient_power);
+  }
   for (std::vector<double>* values : {&in.q, &in.k, &in.v, &in.grad_o}) {
     for (double& x : *values) x = round_to(x, c.dtype);
   }
@@ -355,14 +379,43 @@ CheckResult run_reference(const CheckCase& c, const CheckInputs& inputs) {
 CheckResult run_implementation(const CheckCase& c, const CheckInputs& inputs, const core::Implementation& implementation) {
   // Gradients of 16-bit inputs in fp32: their own rounding is not what is checked.
   const DType gradients = c.dtype == DType::f64 ? DType::f64 : DType::f32;
-  return Run(c, inputs, c.dtype, gradients, implementation.device, implementation.name).execute(Solver::automatic, c.tolerance());
+  return Run(c, inputs, c.dtype, gradients, implementation.device, implementation.name).execute(c.solver, c.tolerance());
 }
 
-CheckErrors check_errors(const CheckCase& c, const CheckInputs& inputs, const CheckResult& reference, const CheckResult& result) {
+CheckInputs perturbed(const CheckCase& c, const CheckInputs& inputs) {
+  CheckInputs out = inputs;
+  uint64_t stream = 0;
+  for (std::vector<double>* values : {&out.q, &out.k, &out.v, &out.grad_o, &out.x}) {
+    data::perturb(*values, ++stream, data::rounding_of(c.dtype));
+  }
+  return out;
+}
+
+int64_t CheckResult::unsolved() const {
+  int64_t rows = 0;
+  for (size_t i = 0; i < forward_status.size(); ++i) {
+    rows += forward_status[i] != LLA_ROW_OK || (i < backward_status.size() && backward_status[i] != LLA_ROW_OK);
+  }
+  return rows;
+}
+
+CheckErrors check_errors(const CheckCase& c, const CheckInputs& inputs, const CheckResult& reference, const CheckResult& result,
+                         const CheckResult* moved) {
   const data::Sizes& s = c.shape->sizes;
   CheckErrors errors;
   if (!result.forward.done()) return errors;
-  errors.output = worst_head(c, s.length_q, s.heads_q, reference.o, result.o);
+  if (moved && result.unsolved() > 0) {
+    const auto finite = [](const std::vector<double>& values) {
+      return std::all_of(values.begin(), values.end(), [](double x) { return std::isfinite(x); });
+    };
+    if (!finite(result.o)) errors.output = std::numeric_limits<double>::quiet_NaN();
+    for (const auto* values : {&result.dq, &result.dk, &result.dv, &result.dridge}) {
+      if (!finite(*values)) errors.gradients = std::numeric_limits<double>::quiet_NaN();
+    }
+    return errors;
+  }
+  const CheckResult& near = moved ? *moved : reference;
+  errors.output = worst_head(c, s.length_q, s.heads_q, reference.o, result.o, near.o);
   if (!result.backward.done()) return errors;
   const auto consider = [&](const char* name, double error) {
     if (!(error <= errors.gradients) && !std::isnan(errors.gradients)) {
@@ -370,12 +423,15 @@ CheckErrors check_errors(const CheckCase& c, const CheckInputs& inputs, const Ch
       errors.worst_gradient = name;
     }
   };
-  consider("dq", worst_head(c, s.length_q, s.heads_q, reference.dq, result.dq, gradient_rounding(c, inputs, inputs.k)));
-  consider("dk", worst_head(c, s.length_k, s.heads_kv, reference.dk, result.dk, gradient_rounding(c, inputs, inputs.q)));
-  consider("dv", worst_head(c, s.length_k, s.heads_kv, reference.dv, result.dv));
+  consider("dq", worst_head(c, s.length_q, s.heads_q, reference.dq, result.dq, near.dq, gradient_rounding(c, inputs, inputs.k)));
+  consider("dk", worst_head(c, s.length_k, s.heads_kv, reference.dk, result.dk, near.dk, gradient_rounding(c, inputs, inputs.q)));
+  consider("dv", worst_head(c, s.length_k, s.heads_kv, reference.dv, result.dv, near.dv));
   std::vector<double> difference = result.dridge;
   for (size_t i = 0; i < difference.size(); ++i) difference[i] -= reference.dridge[i];
-  consider(c.ridge == RidgeShape::none ? "dx" : "dridge", norm(difference) / norm(reference.dridge_terms));
+  std::vector<double> moves = near.dridge_terms;
+  for (size_t i = 0; i < moves.size(); ++i) moves[i] -= reference.dridge_terms[i];
+  const double left = norm(difference) - data::kForgivenMoves * norm(moves);
+  consider(c.ridge == RidgeShape::none ? "dx" : "dridge", left > 0 || std::isnan(left) ? left / norm(reference.dridge_terms) : 0);
   return errors;
 }
 

@@ -27,11 +27,17 @@ struct CheckResult {
   std::vector<double> o, dq, dk, dv;
   std::vector<double> dridge;        // or dx where x is given
   std::vector<double> dridge_terms;  // of the reference: per token, head and dimension, before the sums that make dridge
+  std::vector<int32_t> forward_status, backward_status;  // lla_row_status of every row
+
+  int64_t unsolved() const;  // rows that say so, forward or backward
 };
 
 // The reference: fp64, solved directly.
 CheckResult run_reference(const CheckCase& c, const CheckInputs& inputs);
 CheckResult run_implementation(const CheckCase& c, const CheckInputs& inputs, const core::Implementation& implementation);
+
+// Inputs as far off as roundings of the case's type may take them; degenerate kinds are compared with what that does.
+CheckInputs perturbed(const CheckCase& c, const CheckInputs& inputs);
 
 // Zero where a call was not done.
 struct CheckErrors {
@@ -41,7 +47,10 @@ struct CheckErrors {
 };
 // Relative norms. Of o, dq, dk and dv in the worst batch entry (or packed sequence) and head; in dq and dk the rounding of
 // their largest intermediate is forgiven, since where weights are peaked they are tiny differences of large terms. Of dridge
-// over the whole, relative to the terms it sums up: their signs differ, so the sum may be next to nothing.
-CheckErrors check_errors(const CheckCase& c, const CheckInputs& inputs, const CheckResult& reference, const CheckResult& result);
+// over the whole, relative to the terms it sums up: their signs differ, so the sum may be next to nothing. With `moved`, the
+// reference on perturbed inputs, what it is off by is forgiven as well, and the accuracy of results some of whose rows report no
+// solution: those must be finite.
+CheckErrors check_errors(const CheckCase& c, const CheckInputs& inputs, const CheckResult& reference, const CheckResult& result,
+                         const CheckResult* moved = nullptr);
 
 }  // namespace lla::app

@@ -96,9 +96,13 @@ void add_reproduce(CLI::App& root, int& exit_code) {
   CLI::App* reproduce = root.add_subcommand("reproduce", "Reproduce the paper's results");
   reproduce->require_subcommand(1);
   add_reproduce_regression(*reproduce, exit_code);
+  add_reproduce_interpolation(*reproduce, exit_code);
+  add_reproduce_capacity(*reproduce, exit_code);
   add_reproduce_rates(*reproduce, exit_code);
+  add_reproduce_lemmas(*reproduce, exit_code);
   add_reproduce_memory(*reproduce, exit_code);
   add_reproduce_solver(*reproduce, exit_code);
+  add_reproduce_iterations(*reproduce, exit_code);
 }
 
 }  // namespace lla::app

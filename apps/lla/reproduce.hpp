@@ -17,6 +17,10 @@ void add_reproduce_regression(CLI::App& reproduce, int& exit_code);
 void add_reproduce_rates(CLI::App& reproduce, int& exit_code);
 void add_reproduce_memory(CLI::App& reproduce, int& exit_code);
 void add_reproduce_solver(CLI::App& reproduce, int& exit_code);
+void add_reproduce_iterations(CLI::App& reproduce, int& exit_code);
+void add_reproduce_capacity(CLI::App& reproduce, int& exit_code);
+void add_reproduce_interpolation(CLI::App& reproduce, int& exit_code);
+void add_reproduce_lemmas(CLI::App& reproduce, int& exit_code);
 
 // The command line of this process, for the results.
 std::string command_line();

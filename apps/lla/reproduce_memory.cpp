@@ -15,7 +15,7 @@ namespace {
 
 struct Options {
   CommonOptions common;
-  bool quick = false;
+  bool quick = false, paper = false;
   double limit_gib = 0;
   experiments::MemoryRun run;
 };
@@ -26,7 +26,11 @@ int run(Options o) {
   o.run.device = o.common.device_kind();
   o.run.command = command_line();
   o.run.limit_bytes = o.limit_gib > 0 ? o.limit_gib * (1 << 30) : experiments::default_memory_limit();
-  for (int64_t n = 256; n <= (o.quick ? 4096 : 16384); n *= 2) o.run.lengths.push_back(n);
+  // On a GPU a line ends where the device has no room; 2^28 is beyond all of them.
+  const bool cuda = o.run.device == experiments::Device::cuda;
+  const int64_t longest = o.quick ? 4096 : cuda ? int64_t{1} << 28 : 16384;
+  for (int64_t n = 256; n <= longest; n *= 2) o.run.lengths.push_back(n);
+  if (cuda && o.paper) o.run.dims = {64, 128}, o.run.batches = {1, 4, 16}, o.run.dtypes = {"bf16", "f32"};
   bool finished;
   {
     const Session session("memory");
@@ -34,20 +38,22 @@ int run(Options o) {
   }
   if (!finished) return finish(o.common.out, false);
   const auto file = experiments::read_results(o.run.out / experiments::kResultsName);
-  fmt::print("{:>7}  {:<10} {:>12} {:>10}\n", "n", "method", "peak MiB", "seconds");
+  fmt::print("{:>10}  {:<10} {:>5} {:>4} {:>6} {:>12} {:>10}\n", "n", "method", "type", "d", "batch", "peak MiB",
+             "seconds");
   for (const auto& r : file["records"]) {
-    const double mib = r["peak_bytes"].get<double>() / (1 << 20);
-    if (r["fits"].get<bool>()) {
-      fmt::print("{:>7}  {:<10} {:>12.1f} {:>10.3f}\n", r["n"].get<int64_t>(), r["method"].get<std::string>(), mib,
-                 r["seconds"].get<double>());
-    } else {
-      fmt::print("{:>7}  {:<10} {:>12.1f} {:>10}\n", r["n"].get<int64_t>(), r["method"].get<std::string>(), mib,
-                 "too large");
-    }
+    const std::string mib =
+        r["peak_bytes"].is_null() ? "" : fmt::format("{:.1f}", r["peak_bytes"].get<double>() / (1 << 20));
+    const std::string time = r["ran"].get<bool>()    ? fmt::format("{:.4f}", r["seconds"].get<double>())
+                             : r["fits"].get<bool>() ? "not run"
+                                                     : "too large";
+    fmt::print("{:>10}  {:<10} {:>5} {:>4} {:>6} {:>12} {:>10}\n", r["n"].get<int64_t>(),
+               r["method"].get<std::string>(), r["dtype"].get<std::string>(), r["d"].get<int>(),
+               r["batch"].get<int64_t>(), mib, time);
   }
   fmt::print("\nExponents of n\n");
   for (const auto& e : file["summary"]["exponents"]) {
-    fmt::print("  {:<10} memory {:.2f}, time {:.2f}\n", e["method"].get<std::string>(), e["memory"].get<double>(),
+    fmt::print("  {:<10} {:>5} d {:<4} batch {:<3} memory {:.2f}, time {:.2f}\n", e["method"].get<std::string>(),
+               e["dtype"].get<std::string>(), e["d"].get<int>(), e["batch"].get<int64_t>(), e["memory"].get<double>(),
                e["time"].get<double>());
   }
   return finish(o.common.out, true);
@@ -61,7 +67,21 @@ void add_reproduce_memory(CLI::App& reproduce, int& exit_code) {
       reproduce.add_subcommand("memory", "Peak memory and time of naive LLA, blockwise LLA and softmax attention");
   add_common_options(*command, o->common, "out/memory", true);
   command->add_flag("--quick", o->quick, "Lengths up to 4096");
-  command->add_option("--d", o->run.dim, "Head dimension")->capture_default_str()->check(whole_number(1, 256));
+  command->add_flag("--paper", o->paper, "On a GPU: d = 64 and 128, batches of 1, 4 and 16 heads, bf16 and f32");
+  command->add_option("--d", o->run.dims, "Head dimension; repeatable")
+      ->capture_default_str()
+      ->check(whole_number(1, 256));
+  command->add_option("--batch", o->run.batches, "Heads at once; repeatable; above 1 on a GPU only")
+      ->capture_default_str()
+      ->check(whole_number(1, 1024));
+  command->add_option("--dtype", o->run.dtypes, "Of the inputs; repeatable; bf16 on a GPU only")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"f32", "bf16"}));
+  command
+      ->add_option("--seconds", o->run.limit_seconds,
+                   "On a GPU: calls expected to take longer are not made, only their memory is taken")
+      ->capture_default_str()
+      ->check(number_above(0));
   command->add_option("--ridge", o->run.ridge, "LLA's ridge")->capture_default_str()->check(number_from(0));
   command->add_option("--limit", o->limit_gib, "GiB the naive method may use; default half of what is available")
       ->check(number_above(0));

@@ -19,11 +19,11 @@ using MaybeTensor = std::optional<Tensor>;
 // What every operator takes after its tensors, in schema order.
 const std::string kOptionsSchema =
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float? scale, bool causal, "
-    "SymInt window_left, SymInt window_right, float tol, int max_iterations, str solver, str? implementation";
+    "SymInt window_left, SymInt window_right, float? tol, int max_iterations, str solver, str? implementation";
 // The same with the defaults of the Python functions: a call that leaves them out is the cheapest.
 const std::string kDefaultsSchema =
     "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, float? "
-    "scale=None, bool causal=True, SymInt window_left=-1, SymInt window_right=-1, float tol=1e-3, int "
+    "scale=None, bool causal=True, SymInt window_left=-1, SymInt window_right=-1, float? tol=None, int "
     "max_iterations=0, str solver='auto', str? implementation=None";
 
 struct Options {
@@ -33,7 +33,7 @@ struct Options {
   std::optional<double> scale;
   bool causal;
   int64_t window_left, window_right;
-  double tol;
+  std::optional<double> tol;
   int64_t max_iterations;
   const std::string& solver;
   const std::optional<std::string>& implementation;
@@ -76,6 +76,7 @@ void fill(Args& args, const Tensor& q, const Tensor& k, const Tensor& v, const M
   args.max_seqlen_q = options.max_seqlen_q;
   args.max_seqlen_k = options.max_seqlen_k;
   if (options.scale && std::isnan(*options.scale)) invalid("scale is NaN");  // which lla.h takes for "not given"
+  if (options.tol && std::isnan(*options.tol)) invalid("tol is NaN");
   if (options.max_iterations < 0 || options.max_iterations > INT32_MAX) {
     invalid("max_iterations must be between 0 (the default) and 2^31 - 1");
   }
@@ -83,7 +84,7 @@ void fill(Args& args, const Tensor& q, const Tensor& k, const Tensor& v, const M
   args.options.causal = options.causal;
   args.options.window_left = options.window_left;
   args.options.window_right = options.window_right;
-  args.options.tolerance = options.tol;
+  if (options.tol) args.options.tolerance = *options.tol;
   args.options.max_iterations = static_cast<int32_t>(options.max_iterations);
   args.options.solver = parse_solver(options.solver);
   args.options.implementation = options.implementation ? options.implementation->c_str() : nullptr;
@@ -114,9 +115,10 @@ std::array<lla_tensor*, 12> tensors_of(lla_forward_args& a) {
           &a.saved, &a.iterations, &a.residual, &a.row_status};
 }
 
-std::array<lla_tensor*, 14> tensors_of(lla_backward_args& a) {
-  return {&a.q,  &a.k,  &a.v,  &a.ridge,  &a.x,  &a.saved,        &a.grad_o,
-          &a.dq, &a.dk, &a.dv, &a.dridge, &a.dx, &a.cu_seqlens_q, &a.cu_seqlens_k};
+std::array<lla_tensor*, 17> tensors_of(lla_backward_args& a) {
+  return {&a.q,          &a.k,        &a.v,         &a.ridge,  &a.x,  &a.saved,        &a.grad_o,
+          &a.dq,         &a.dk,       &a.dv,        &a.dridge, &a.dx, &a.cu_seqlens_q, &a.cu_seqlens_k,
+          &a.iterations, &a.residual, &a.row_status};
 }
 
 // Asks the library how much workspace a call needs, or remembers it from the thread's last call: a loop over one
@@ -144,6 +146,28 @@ ScalarType saved_type(const Tensor& q) {
   return q.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
+// What is known of each row, in one tensor: iterations, residual (the bits of a float), status. Points the arguments at
+// it.
+template <class Args>
+Tensor make_row_info(Args& args, const Tensor& q, bool packed) {
+  const int64_t batch = packed ? 1 : q.size(0), length = q.size(packed ? 0 : 1), heads = q.size(packed ? 1 : 2);
+  Tensor row_info = empty({3, batch * heads * length}, ScalarType::Int, q);
+  const auto section = [&](int64_t index, lla_dtype dtype) {
+    lla_tensor t = args.q;  // for the device; the size is (B, Hq, Lq), packed (Hq, total_q)
+    t.data = static_cast<int32_t*>(row_info.data_ptr()) + index * batch * heads * length;
+    t.dtype = dtype;
+    t.ndim = packed ? 2 : 3;
+    const int64_t size[3] = {batch, heads, length}, stride[3] = {heads * length, length, 1};
+    std::copy(size + packed, size + 3, t.size);
+    std::copy(stride + packed, stride + 3, t.stride);
+    return t;
+  };
+  args.iterations = section(0, LLA_I32);
+  args.residual = section(1, LLA_F32);
+  args.row_status = section(2, LLA_I32);
+  return row_info;
+}
+
 // The output; also what the backward pass needs and what is known of each row, where a place for them is given.
 Tensor run_forward(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& ridge, const MaybeTensor& x,
                    const Options& options, MaybeTensor* saved, MaybeTensor* row_info) {
@@ -165,22 +189,7 @@ Tensor run_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Mayb
     *saved = empty({elements}, saved_type(q), q);
     args.saved = view(**saved, "saved");
   }
-  if (row_info != nullptr) {  // one tensor: iterations, residual (the bits of a float), status
-    *row_info = empty({3, batch * heads * length}, ScalarType::Int, q);
-    const auto section = [&](int64_t index, lla_dtype dtype) {
-      lla_tensor t = args.o;  // for the device; the size is (B, Hq, Lq), packed (Hq, total_q)
-      t.data = static_cast<int32_t*>((*row_info)->data_ptr()) + index * batch * heads * length;
-      t.dtype = dtype;
-      t.ndim = packed ? 2 : 3;
-      const int64_t size[3] = {batch, heads, length}, stride[3] = {heads * length, length, 1};
-      std::copy(size + packed, size + 3, t.size);
-      std::copy(stride + packed, stride + 3, t.stride);
-      return t;
-    };
-    args.iterations = section(0, LLA_I32);
-    args.residual = section(1, LLA_F32);
-    args.row_status = section(2, LLA_I32);
-  }
+  if (row_info != nullptr) *row_info = make_row_info(args, q, packed);
 
   args.workspace_bytes = workspace_bytes(args, lla_forward_workspace);
   const Workspace workspace(args.workspace_bytes, q);
@@ -193,7 +202,7 @@ Tensor run_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Mayb
 std::tuple<Tensor, Tensor, Tensor> forward(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x,
                                            MaybeTensor cu_seqlens_q, MaybeTensor cu_seqlens_k, int64_t max_seqlen_q,
                                            int64_t max_seqlen_k, std::optional<double> scale, bool causal,
-                                           int64_t window_left, int64_t window_right, double tol,
+                                           int64_t window_left, int64_t window_right, std::optional<double> tol,
                                            int64_t max_iterations, std::string solver,
                                            std::optional<std::string> implementation, bool save, bool info) {
   MaybeTensor saved, row_info;
@@ -207,7 +216,7 @@ std::tuple<Tensor, Tensor, Tensor> forward(Tensor q, Tensor k, Tensor v, MaybeTe
 // The output alone, in one tensor: the short way for small problems.
 Tensor inference(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x, MaybeTensor cu_seqlens_q,
                  MaybeTensor cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k, std::optional<double> scale,
-                 bool causal, int64_t window_left, int64_t window_right, double tol, int64_t max_iterations,
+                 bool causal, int64_t window_left, int64_t window_right, std::optional<double> tol, int64_t max_iterations,
                  std::string solver, std::optional<std::string> implementation) {
   return run_forward(q, k, v, ridge, x,
                      {cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right,
@@ -215,14 +224,12 @@ Tensor inference(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x,
                      nullptr, nullptr);
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward(Tensor grad_o, Tensor q, Tensor k, Tensor v, MaybeTensor ridge,
-                                                    MaybeTensor x, Tensor saved, MaybeTensor cu_seqlens_q,
-                                                    MaybeTensor cu_seqlens_k, int64_t max_seqlen_q,
-                                                    int64_t max_seqlen_k, std::optional<double> scale, bool causal,
-                                                    int64_t window_left, int64_t window_right, double tol,
-                                                    int64_t max_iterations, std::string solver,
-                                                    std::optional<std::string> implementation, bool need_dq,
-                                                    bool need_dk, bool need_dv, bool need_dridge) {
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
+    Tensor grad_o, Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x, Tensor saved,
+    MaybeTensor cu_seqlens_q, MaybeTensor cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
+    std::optional<double> scale, bool causal, int64_t window_left, int64_t window_right, std::optional<double> tol,
+    int64_t max_iterations, std::string solver, std::optional<std::string> implementation, bool need_dq, bool need_dk,
+    bool need_dv, bool need_dridge, bool info) {
   const auto guard = enter_device(q);
   check_ranks(q, v, cu_seqlens_q);
   if (!ridge && !x) invalid("give one of ridge and x");
@@ -242,13 +249,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(Tensor grad_o, Tensor q, Ten
   };
   Tensor dq = gradient(need_dq, q, args.dq), dk = gradient(need_dk, k, args.dk), dv = gradient(need_dv, v, args.dv);
   Tensor dridge = gradient(need_dridge, ridge ? *ridge : *x, ridge ? args.dridge : args.dx);
+  Tensor row_info = info ? make_row_info(args, q, cu_seqlens_q.has_value()) : empty({0}, ScalarType::Int, q);
 
   args.workspace_bytes = workspace_bytes(args, lla_backward_workspace);
   const Workspace workspace(args.workspace_bytes, q);
   args.workspace = workspace.data();
   args.stream = current_stream(q);
   check(lla_backward(&args));
-  return {dq, dk, dv, dridge};
+  return {dq, dk, dv, dridge, row_info};
 }
 
 // Text as a tensor (uint8, zero-padded to a fixed size), so that a traced graph can hold the call.
@@ -256,7 +264,7 @@ constexpr int64_t kTextBytes = 4096;
 
 Tensor plan(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x, MaybeTensor cu_seqlens_q,
             MaybeTensor cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k, std::optional<double> scale,
-            bool causal, int64_t window_left, int64_t window_right, double tol, int64_t max_iterations,
+            bool causal, int64_t window_left, int64_t window_right, std::optional<double> tol, int64_t max_iterations,
             std::string solver, std::optional<std::string> implementation, bool explain) {
   const auto guard = enter_device(q);
   check_ranks(q, v, cu_seqlens_q);
@@ -312,10 +320,11 @@ STABLE_TORCH_LIBRARY(lla, m) {
   m.def(("forward(" + inputs + kOptionsSchema + ", bool save, bool info) -> (Tensor o, Tensor saved, Tensor row_info)")
             .c_str());
   m.def(("inference(" + inputs + kDefaultsSchema + ") -> Tensor").c_str());
-  m.def(("backward(Tensor grad_o, " + inputs + "Tensor saved, " + kOptionsSchema +
-         ", bool need_dq, bool need_dk, bool need_dv, bool need_dridge) -> (Tensor dq, Tensor dk, Tensor dv, Tensor "
-         "dridge)")
-            .c_str());
+  m.def(
+      ("backward(Tensor grad_o, " + inputs + "Tensor saved, " + kOptionsSchema +
+       ", bool need_dq, bool need_dk, bool need_dv, bool need_dridge, bool info) -> (Tensor dq, Tensor dk, Tensor dv, "
+       "Tensor dridge, Tensor row_info)")
+          .c_str());
   m.def(("plan(" + inputs + kOptionsSchema + ", bool explain) -> Tensor").c_str());
   m.def("implementations() -> str");
   m.def("machine() -> str");

@@ -3,6 +3,8 @@
 #include <cstring>
 #include <new>
 
+#include <unistd.h>
+
 #include <fmt/core.h>
 
 #include "common/results.hpp"
@@ -20,9 +22,13 @@ class Host final : public DeviceMemory {
     return p;
   }
   void release(void* p) override { ::operator delete(p, kAlignment); }
+  void* allocate_host(size_t bytes) override { return allocate(bytes); }
+  void release_host(void* p) override { release(p); }
   void upload(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
   void download(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
+  void* stream() const override { return nullptr; }
   void synchronize() override {}
+  size_t free_bytes() override { return size_t(sysconf(_SC_AVPHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE)); }
 
  private:
   static constexpr std::align_val_t kAlignment{256};

@@ -13,20 +13,39 @@ void check(cudaError_t error, const char* what) {
 
 class Cuda final : public DeviceMemory {
  public:
+  Cuda() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream"); }
+  ~Cuda() override { cudaStreamDestroy(stream_); }
   Device device() const override { return Device::cuda; }
   void* allocate(size_t bytes) override {
     void* p = nullptr;
-    check(cudaMalloc(&p, bytes), "allocating memory");
+    const cudaError_t error = cudaMalloc(&p, bytes);
+    if (error != cudaSuccess) cudaGetLastError();  // a refusal is no lasting error
+    check(error, "allocating memory");
     return p;
   }
   void release(void* p) override { cudaFree(p); }
+  void* allocate_host(size_t bytes) override {
+    void* p = nullptr;
+    check(cudaMallocHost(&p, bytes), "allocating page-locked host memory");
+    return p;
+  }
+  void release_host(void* p) override { cudaFreeHost(p); }
   void upload(void* to, const void* from, size_t bytes) override {
-    check(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "copying to the device");
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, stream_), "copying to the device");
   }
   void download(void* to, const void* from, size_t bytes) override {
-    check(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "copying from the device");
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, stream_), "copying from the device");
   }
-  void synchronize() override { check(cudaDeviceSynchronize(), "waiting for the device"); }
+  void* stream() const override { return stream_; }
+  void synchronize() override { check(cudaStreamSynchronize(stream_), "waiting for the device"); }
+  size_t free_bytes() override {
+    size_t free = 0, total = 0;
+    check(cudaMemGetInfo(&free, &total), "asking for the free memory");
+    return free;
+  }
+
+ private:
+  cudaStream_t stream_ = nullptr;
 };
 
 }  // namespace

@@ -15,33 +15,53 @@ struct Field {
   Kind kind;
 };
 
+// The task itself or one of its studies.
+bool is_regression(const std::string& task) { return task == "regression" || task.rfind("regression-", 0) == 0; }
+
 const std::vector<Field>& fields_of(const std::string& task) {
-  static const std::vector<Field> regression = {{"d", Kind::whole},          {"segment", Kind::whole},
-                                                {"strict", Kind::boolean},   {"model", Kind::text},
-                                                {"ridge", Kind::number},     {"scale", Kind::number},
-                                                {"noise", Kind::number},     {"sequences", Kind::whole},
-                                                {"mse", Kind::curve},        {"mse_mean", Kind::number}};
-  static const std::vector<Field> rates = {{"d", Kind::whole},
-                                           {"n", Kind::whole},
-                                           {"estimator", Kind::text},
-                                           {"bandwidth", Kind::number_or_null},
-                                           {"ise", Kind::numbers},
-                                           {"ise_mean", Kind::number}};
-  static const std::vector<Field> memory = {{"n", Kind::whole},
-                                            {"method", Kind::text},
-                                            {"peak_bytes", Kind::number},
-                                            {"fits", Kind::boolean},
-                                            {"seconds", Kind::number_or_null}};
-  static const std::vector<Field> solver = {{"kind", Kind::text},       {"position", Kind::whole},
-                                            {"ridge", Kind::number},    {"form", Kind::text},
-                                            {"arithmetic", Kind::text}, {"tolerance", Kind::number},
+  static const std::vector<Field> regression = {{"d", Kind::whole},         {"segment", Kind::whole},
+                                                {"strict", Kind::boolean},  {"model", Kind::text},
+                                                {"ridge", Kind::number},    {"scale", Kind::number},
+                                                {"noise", Kind::number},    {"kernel", Kind::text},
+                                                {"qk_norm", Kind::boolean}, {"query_noise", Kind::number_or_null},
+                                                {"sequences", Kind::whole}, {"mse", Kind::curve},
+                                                {"mse_mean", Kind::number}};
+  static const std::vector<Field> rates = {{"d", Kind::whole},        {"n", Kind::whole},
+                                           {"estimator", Kind::text}, {"bandwidth", Kind::number_or_null},
+                                           {"ise", Kind::numbers},    {"ise_mean", Kind::number}};
+  static const std::vector<Field> memory = {
+      {"n", Kind::whole},      {"method", Kind::text}, {"dtype", Kind::text},
+      {"d", Kind::whole},      {"batch", Kind::whole}, {"peak_bytes", Kind::number_or_null},
+      {"fits", Kind::boolean}, {"ran", Kind::boolean}, {"seconds", Kind::number_or_null}};
+  static const std::vector<Field> solver = {{"kind", Kind::text},         {"position", Kind::whole},
+                                            {"ridge", Kind::number},      {"form", Kind::text},
+                                            {"arithmetic", Kind::text},   {"tolerance", Kind::number},
                                             {"iterations", Kind::number}, {"error", Kind::number_or_null}};
+  static const std::vector<Field> lemmas = {
+      {"d", Kind::whole},        {"n", Kind::whole},      {"bandwidth", Kind::number}, {"quantity", Kind::text},
+      {"estimator", Kind::text}, {"value", Kind::number}, {"values", Kind::numbers}};
+  static const std::vector<Field> capacity = {
+      {"d", Kind::whole},        {"normalised", Kind::boolean}, {"pairs", Kind::whole},
+      {"linear", Kind::number},  {"linear_bias", Kind::number}, {"linear_interference", Kind::number},
+      {"softmax", Kind::number}, {"mesanet", Kind::number},     {"lla", Kind::number}};
+  static const std::vector<Field> interpolation = {{"kind", Kind::text},
+                                                   {"name", Kind::text},
+                                                   {"rms_error", Kind::number_or_null},
+                                                   {"x", Kind::numbers},
+                                                   {"y", Kind::numbers}};
+  static const std::vector<Field> iterations = {{"kind", Kind::text},     {"d", Kind::whole},
+                                                {"method", Kind::text},   {"ridge", Kind::number_or_null},
+                                                {"worst", Kind::numbers}, {"median", Kind::numbers}};
   static const std::vector<Field> unknown;
-  return task == "regression" ? regression
-         : task == "rates"    ? rates
-         : task == "memory"   ? memory
-         : task == "solver"   ? solver
-                              : unknown;
+  return is_regression(task)       ? regression
+         : task == "rates"         ? rates
+         : task == "lemmas"        ? lemmas
+         : task == "memory"        ? memory
+         : task == "solver"        ? solver
+         : task == "iterations"    ? iterations
+         : task == "capacity"      ? capacity
+         : task == "interpolation" ? interpolation
+                                   : unknown;
 }
 
 // Empty when the value is of its kind, otherwise what it should be.
@@ -98,7 +118,7 @@ void check_results_file(const fs::path& path, const Json& file) {
   const std::string task = file["task"];
   const Json& settings = file["settings"];
   const Json& records = file["records"];
-  const bool has_curves = task == "regression" && !records.empty();
+  const bool has_curves = is_regression(task) && !records.empty();
   if (has_curves && !(settings.contains("length") && settings["length"].is_number_integer())) {
     throw damaged("\"settings\"", settings, "settings with a \"length\"");
   }

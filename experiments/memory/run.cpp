@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <limits>
+#include <map>
 #include <memory>
 
 #include <fmt/core.h>
@@ -13,6 +13,7 @@
 #include "common/random.hpp"
 #include "common/statistics.hpp"
 #include "lla/lla.hpp"
+#include "memory/device_call.hpp"
 #include "memory/naive.hpp"
 #include "memory/peak.hpp"
 
@@ -27,105 +28,130 @@ constexpr int64_t kFitFrom = 1024;  // shorter ones are dominated by fixed costs
 // One head's inputs and output, in memory that has been touched.
 struct Head {
   std::vector<float> q, k, v, o;
-  Head(const MemoryRun& run, int64_t n) : q(n * run.dim), k(q.size()), v(q.size()), o(q.size(), 0.0f) {
+  Head(uint64_t seed, int64_t n, int64_t d) : q(n * d), k(q.size()), v(q.size()), o(q.size(), 0.0f) {
     uint64_t purpose = 0;
-    for (auto* x : {&q, &k, &v}) Stream(run.seed, n, purpose++).normal(x->data(), x->size());
+    for (auto* x : {&q, &k, &v}) Stream(seed, n, purpose++).normal(x->data(), x->size());
   }
 };
 
-// Blockwise attention on the device: LLA, or softmax attention as its infinite ridge.
-Cost attention(const MemoryRun& run, DeviceMemory& memory, Head& head, int64_t n, bool softmax) {
+// Blockwise attention on the CPU: LLA, or softmax attention as its infinite ridge.
+Cost attention(const MemoryRun& run, Head& head, int64_t n, int64_t d, bool softmax) {
   const float ridge = softmax ? std::numeric_limits<float>::infinity() : static_cast<float>(run.ridge);
-  const bool cuda = memory.device() == Device::cuda;
-  const int index = cuda ? 0 : -1;
-  const int64_t d = run.dim;
-  const size_t bytes = head.q.size() * sizeof(float);
-  DeviceBuffer q(memory), k(memory), v(memory), o(memory), r(memory), workspace(memory);
-  const auto place = [&](DeviceBuffer& buffer, const std::vector<float>& x) -> const void* {
-    if (!cuda) return x.data();
-    void* p = buffer.require(bytes);
-    memory.upload(p, x.data(), bytes);
-    return p;
-  };
-  const void* ridge_data = &ridge;
-  if (cuda) {
-    void* p = r.require(sizeof ridge);
-    memory.upload(p, &ridge, sizeof ridge);
-    ridge_data = p;
-  }
   ForwardArgs args;
-  args.q = dense(place(q, head.q), DType::f32, {1, n, 1, d}, index);
-  args.k = dense(place(k, head.k), DType::f32, {1, n, 1, d}, index);
-  args.v = dense(place(v, head.v), DType::f32, {1, n, 1, d}, index);
-  args.o = dense(cuda ? o.require(bytes) : head.o.data(), DType::f32, {1, n, 1, d}, index);
-  args.ridge = scalar(ridge_data, DType::f32, index);
+  args.q = dense(head.q.data(), DType::f32, {1, n, 1, d});
+  args.k = dense(head.k.data(), DType::f32, {1, n, 1, d});
+  args.v = dense(head.v.data(), DType::f32, {1, n, 1, d});
+  args.o = dense(head.o.data(), DType::f32, {1, n, 1, d});
+  args.ridge = scalar(&ridge);
+  const std::unique_ptr<DeviceMemory> memory = open_device(Device::cpu);
+  DeviceBuffer workspace(*memory);
   const auto call = [&] {
     size_t need = 0;
     if (const Status s = workspace_bytes(args, need); !s) throw Failure(s.message());
     args.workspace = workspace.require(need);
     args.workspace_bytes = need;
     if (const Status s = forward(args); !s) throw Failure(s.message());
-    memory.synchronize();
   };
-  if (!cuda) {
-    Cost cost = measure_cost(call);  // the first call takes the memory; the quickest of a few tells the time
-    for (int i = 0; i < kRepeats && cost.seconds < kRepeatBelow; ++i)
-      cost.seconds = std::min(cost.seconds, measure_cost(call).seconds);
-    return cost;
-  }
-  call();  // loads the kernels
-  const auto start = std::chrono::steady_clock::now();
-  call();
-  return {std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(),
-          double(args.workspace_bytes)};
+  Cost cost = measure_cost(call);  // the first call takes the memory; the quickest of a few tells the time
+  for (int i = 0; i < kRepeats && cost.seconds < kRepeatBelow; ++i)
+    cost.seconds = std::min(cost.seconds, measure_cost(call).seconds);
+  return cost;
 }
 
-Json measure(const MemoryRun& run, DeviceMemory& memory, const std::string& method, int64_t n) {
-  Json record = {{"task", "memory"},
-                 {"method", method},
-                 {"device", run.device == Device::cuda ? "cuda" : "cpu"},
-                 {"d", run.dim},
-                 {"n", n},
-                 {"fits", true},
-                 {"seconds", nullptr},
-                 {"peak_bytes", nullptr}};
-  Cost cost;
-  if (method == "naive" && naive_bytes(n, run.dim) > run.limit_bytes) {
-    record["fits"] = false;
-    record["peak_bytes"] = naive_bytes(n, run.dim);  // what it would need
+// One line of the figure: a method with one type, dimension and batch, over the lengths.
+struct Line {
+  std::string method, dtype;
+  int64_t d, batch;
+  Json identity() const { return {{"method", method}, {"dtype", dtype}, {"d", d}, {"batch", batch}}; }
+};
+
+std::vector<Line> lines(const MemoryRun& run) {
+  std::vector<Line> list;
+  for (const std::string& dtype : run.dtypes) {
+    for (const int d : run.dims) {
+      for (const int64_t batch : run.batches) {
+        for (const char* method : kMethods) list.push_back({method, dtype, d, batch});
+      }
+    }
+  }
+  return list;
+}
+
+// fits: there was room for it. ran: the call was made. peak_bytes: measured where it fits, else what it would need.
+Json record_of(const MemoryRun& run, const Line& line, int64_t n) {
+  Json record = {{"task", "memory"}, {"device", run.device == Device::cuda ? "cuda" : "cpu"}};
+  record.update(line.identity());
+  record.update({{"n", n}, {"fits", false}, {"ran", false}, {"seconds", nullptr}, {"peak_bytes", nullptr}});
+  return record;
+}
+
+Json measure(const MemoryRun& run, const Line& line, int64_t n) {
+  Json record = record_of(run, line, n);
+  const bool naive = line.method == "naive";
+  if (naive && naive_bytes(n, line.d) > run.limit_bytes) {
+    record["peak_bytes"] = naive_bytes(n, line.d);
     return record;
   }
-  Head head(run, n);
-  if (method == "naive") {
-    cost = measure_cost([&] {
-      naive_lla(n, run.dim, 1 / std::sqrt(double(run.dim)), run.ridge, head.q.data(), head.k.data(), head.v.data(),
-                head.o.data(), lla_get_num_threads());
-    });
-  } else {
-    cost = attention(run, memory, head, n, method == "softmax");
-  }
+  Head head(run.seed, n, line.d);
+  const Cost cost = naive ? measure_cost([&] {
+    naive_lla(n, line.d, 1 / std::sqrt(double(line.d)), run.ridge, head.q.data(), head.k.data(), head.v.data(),
+              head.o.data(), lla_get_num_threads());
+  })
+                          : attention(run, head, n, line.d, line.method == "softmax");
+  record["fits"] = record["ran"] = true;
   record["seconds"] = cost.seconds;
   record["peak_bytes"] = cost.peak_bytes;
   return record;
 }
 
-Json exponents(const Json& records) {
+double relative(const std::vector<float>& a, const std::vector<float>& b) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < b.size(); ++i) difference += std::pow(double(a[i]) - b[i], 2), norm += std::pow(b[i], 2.0);
+  return std::sqrt(difference / norm);
+}
+
+// A line on a GPU, from the shortest length to the first that does not fit. Its calls are made as long as they are
+// expected to end in time, from there on only their memory is taken.
+void measure_line(const MemoryRun& run, DeviceMemory& memory, const Line& line, Results& results,
+                  std::map<int64_t, std::vector<float>>& naive_heads) {
+  double last_seconds = 0;
+  for (const int64_t n : run.lengths) {
+    const DeviceCase c{line.method, line.dtype == "bf16", line.batch, n, line.d, run.ridge, run.seed};
+    if (n == run.lengths.front()) measure_on_device(memory, c, true);  // loads the kernels, which takes memory too
+    const bool wanted = 4 * last_seconds <= run.limit_seconds;
+    const DeviceCost cost = measure_on_device(memory, c, wanted);
+    Json record = record_of(run, line, n);
+    record["fits"] = cost.fits, record["ran"] = cost.ran;
+    if (cost.peak_bytes > 0) record["peak_bytes"] = cost.peak_bytes;
+    if (cost.ran) record["seconds"] = last_seconds = cost.seconds;
+    if (!cost.ran) last_seconds *= 4;
+    // The two forms of LLA are the same estimator: how far apart they came out is kept beside the naive one's cost.
+    record["difference"] = nullptr;
+    if (line.method == "naive" && cost.ran) naive_heads[n] = cost.head;
+    if (line.method == "blockwise" && cost.ran && naive_heads.contains(n))
+      record["difference"] = relative(naive_heads[n], cost.head);
+    results.add(std::move(record));
+    if (!cost.fits) return;
+  }
+}
+
+Json exponents(const Json& records, const std::vector<Line>& list) {
   Json fits = Json::array();
-  for (const char* method : kMethods) {
+  for (const Line& line : list) {
     std::vector<Measured> time, memory;
     for (const Json& r : records) {
       const int64_t n = r["n"];
-      const bool counts =
-          r["method"] == method && r["fits"] == true && (n >= kFitFrom || std::string(method) == "naive");
-      if (!counts || n < 256) continue;
+      if (!Results::matches(r, line.identity()) || r["ran"] == false) continue;
+      if (n < (line.method == "naive" ? 256 : kFitFrom)) continue;
       time.push_back({double(n), {r["seconds"].get<double>()}});
       memory.push_back({double(n), {std::max(1.0, r["peak_bytes"].get<double>())}});
     }
     if (time.size() < 2) continue;
-    fits.push_back({{"method", method},
-                    {"memory", fit_exponent(memory, false).value},
-                    {"time", fit_exponent(time, false).value},
-                    {"points", time.size()}});
+    Json fit = line.identity();
+    fit["memory"] = fit_exponent(memory, false).value;
+    fit["time"] = fit_exponent(time, false).value;
+    fit["points"] = time.size();
+    fits.push_back(std::move(fit));
   }
   return fits;
 }
@@ -141,28 +167,46 @@ double default_memory_limit() {
 }
 
 bool run(const MemoryRun& request, const Progress& progress) {
-  const std::unique_ptr<DeviceMemory> memory = open_device(request.device);
-  const Json settings = {{"seed", request.seed},
-                         {"d", request.dim},
-                         {"ridge", request.ridge},
-                         {"device", request.device == Device::cuda ? "cuda" : "cpu"},
-                         {"threads", lla_get_num_threads()},
-                         {"peak_bytes", "above inputs and output"}};
-  Results results(request.out, "memory", settings, request.command, request.device);
-  double total = 0, done = 0;
-  for (int64_t n : request.lengths) total += double(n) * n;
-  for (int64_t n : request.lengths) {
-    for (const char* method : kMethods) {
-      if (std::string(method) == "naive" && request.device == Device::cuda) continue;
-      if (results.contains({{"method", method}, {"n", n}})) continue;
-      results.add(measure(request, *memory, method, n));
-      results.write();
-      if (progress.stop()) return false;
-    }
-    done += double(n) * n;
-    progress.report(done / total, fmt::format("n {}", n));
+  const bool cuda = request.device == Device::cuda;
+  const auto only_one = [](const auto& list, const auto& value) { return list.size() == 1 && list.front() == value; };
+  if (!cuda && (!only_one(request.batches, int64_t{1}) || !only_one(request.dtypes, std::string("f32")))) {
+    throw Failure("batches above 1 and bf16 are measured on a GPU only: give --device cuda too");
   }
-  results.set_summary("exponents", exponents(results.records()));
+  const std::unique_ptr<DeviceMemory> memory = open_device(request.device);
+  Json settings = {{"seed", request.seed},
+                   {"d", request.dims},
+                   {"ridge", request.ridge},
+                   {"device", cuda ? "cuda" : "cpu"},
+                   {"threads", lla_get_num_threads()},
+                   {"peak_bytes", "above inputs and output"}};
+  if (cuda) settings["free_bytes"] = "of the device, before and after";
+  Results results(request.out, "memory", settings, request.command, request.device);
+  const std::vector<Line> list = lines(request);
+  double total = 0, done = 0;
+  for (int64_t n : request.lengths) total += double(n) * n * list.size();
+  std::map<int64_t, std::vector<float>> naive_heads;
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (i % kMethods.size() == 0) naive_heads.clear();
+    if (cuda) {
+      if (!results.contains(list[i].identity())) measure_line(request, *memory, list[i], results, naive_heads);
+      results.write();
+      progress.report(double(i + 1) / double(list.size()), list[i].method);
+      if (progress.stop()) return false;
+      continue;
+    }
+    for (const int64_t n : request.lengths) {
+      Json identity = list[i].identity();
+      identity["n"] = n;
+      if (!results.contains(identity)) {
+        results.add(measure(request, list[i], n));
+        results.write();
+        if (progress.stop()) return false;
+      }
+      done += double(n) * n;
+      progress.report(done / total, fmt::format("n {}", n));
+    }
+  }
+  results.set_summary("exponents", exponents(results.records(), list));
   results.write();
   return true;
 }

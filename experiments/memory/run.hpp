@@ -10,10 +10,13 @@
 namespace lla::experiments {
 
 struct MemoryRun {
-  int dim = 128;
+  std::vector<int> dims{128};
+  std::vector<int64_t> batches{1};         // heads at once; above 1 on a GPU only
+  std::vector<std::string> dtypes{"f32"};  // f32, bf16; bf16 on a GPU only
   std::vector<int64_t> lengths;
   double ridge = 0.1;
-  double limit_bytes = 0;  // the naive one is left out where it would need more
+  double limit_bytes = 0;      // on the CPU: the naive one is left out where it would need more
+  double limit_seconds = 0.2;  // on a GPU: longer calls are not made, only their memory is taken
   uint64_t seed = 1;
   Device device = Device::cpu;
   fs::path out;

@@ -9,15 +9,27 @@
 namespace lla::experiments {
 
 Json to_json(const RegressionSetting& s) {
-  return {{"length", s.length},       {"d", s.d},         {"segment", s.segment},
-          {"sequences", s.sequences}, {"ridge", s.ridge}, {"mesa_ridge", s.mesa_ridge},
-          {"scale", s.scale},         {"noise", s.noise}, {"seed", s.seed}};
+  return {{"length", s.length},
+          {"d", s.d},
+          {"segment", s.segment},
+          {"sequences", s.sequences},
+          {"ridges", s.ridges},
+          {"mesa_ridges", s.mesa_ridges},
+          {"scale", s.scale},
+          {"noise", s.noise},
+          {"kernel", kKernelNames[int(s.kernel)]},
+          {"qk_norm", s.qk_norm},
+          {"query_noise", s.query_noise ? Json(*s.query_noise) : Json()},
+          {"seed", s.seed}};
 }
 
-fs::path checkpoint_path(const fs::path& directory, const RegressionSetting& s) {
-  return directory / "partial" /
-         fmt::format("d{}-s{}-n{}-ridge{}-mesa{}-scale{}-noise{}.json", s.d, s.segment, s.sequences, s.ridge,
-                     s.mesa_ridge, s.scale, s.noise);
+fs::path checkpoint_path(const fs::path& directory, const RegressionSetting& s, const std::vector<Series>& series) {
+  std::string name = fmt::format("d{}-s{}-n{}-scale{}-noise{}-{}", s.d, s.segment, s.sequences, s.scale, s.noise,
+                                 kKernelNames[int(s.kernel)]);
+  if (s.qk_norm) name += "-norm";
+  if (s.query_noise) name += fmt::format("-query{}", *s.query_noise);
+  for (const Series& one : series) name += fmt::format("-{}{}", kModelNames[int(one.model)], one.ridge);
+  return directory / "partial" / (name + ".json");
 }
 
 void write_checkpoint(const fs::path& path, const RegressionSetting& setting, const Sums& sums) {
@@ -28,8 +40,8 @@ void write_checkpoint(const fs::path& path, const RegressionSetting& setting, co
   write_atomically(path, file.dump() + "\n");
 }
 
-Sums read_checkpoint(const fs::path& path, const RegressionSetting& setting) {
-  Sums sums(setting.length);
+Sums read_checkpoint(const fs::path& path, const RegressionSetting& setting, size_t series) {
+  Sums sums(setting.length, series);
   if (!fs::exists(path)) return sums;
   const Json file = read_json(path);
   if (!file.is_object()) throw Failure(fmt::format("{} is not a checkpoint of this program", path.string()));
@@ -50,6 +62,7 @@ Sums read_checkpoint(const fs::path& path, const RegressionSetting& setting) {
     throw damaged("is damaged");
   }
   for (const auto& form : sums.error) {
+    if (form.size() != series) throw damaged("is damaged");
     for (const auto& model : form) {
       const bool sums_of_squares =
           std::all_of(model.begin(), model.end(), [](double e) { return e >= 0 && std::isfinite(e); });
@@ -59,34 +72,35 @@ Sums read_checkpoint(const fs::path& path, const RegressionSetting& setting) {
   return sums;
 }
 
-Json identity(const RegressionSetting& s) {
-  return {{"d", s.d}, {"segment", s.segment}, {"scale", s.scale}, {"noise", s.noise}, {"sequences", s.sequences}};
+Json identity(const RegressionSetting& s, const Series& series) {
+  return {{"d", s.d},
+          {"segment", s.segment},
+          {"model", kModelNames[int(series.model)]},
+          {"ridge", series.ridge},
+          {"scale", s.scale},
+          {"noise", s.noise},
+          {"kernel", kKernelNames[int(s.kernel)]},
+          {"qk_norm", s.qk_norm},
+          {"query_noise", s.query_noise ? Json(*s.query_noise) : Json()},
+          {"sequences", s.sequences}};
 }
 
-std::vector<Json> to_records(const RegressionSetting& s, const Sums& sums) {
+std::vector<Json> to_records(const RegressionSetting& s, const std::vector<Series>& list, const Sums& sums) {
   std::vector<Json> records;
   for (int strict = 0; strict < 2; ++strict) {
-    for (int model = 0; model < kModels; ++model) {
-      const Model which = static_cast<Model>(model);
-      std::vector<double> mse = sums.error[strict][model];
+    for (size_t i = 0; i < list.size(); ++i) {
+      std::vector<double> mse = sums.error[strict][i];
       for (double& e : mse) e /= static_cast<double>(sums.sequences);
       const double mean = std::accumulate(mse.begin(), mse.end(), 0.0) / static_cast<double>(mse.size());
       if (!std::isfinite(mean)) {  // which no file could hold
         throw Failure(fmt::format("the errors of {} are not finite at d {}, segment {}, ridge {}, scale {}, noise {}",
-                                  kModelNames[model], s.d, s.segment, s.ridge, s.scale, s.noise));
+                                  kModelNames[int(list[i].model)], s.d, s.segment, list[i].ridge, s.scale, s.noise));
       }
-      const double ridge = which == Model::lla ? s.ridge : which == Model::mesanet ? s.mesa_ridge : 0.0;
-      records.push_back({{"task", "regression"},
-                         {"d", s.d},
-                         {"segment", s.segment},
-                         {"strict", strict == 1},
-                         {"model", kModelNames[model]},
-                         {"ridge", ridge},
-                         {"scale", s.scale},
-                         {"noise", s.noise},
-                         {"sequences", sums.sequences},
-                         {"mse", mse},
-                         {"mse_mean", mean}});
+      Json record = {{"task", "regression"}, {"strict", strict == 1}};
+      record.update(identity(s, list[i]));
+      record["mse"] = mse;
+      record["mse_mean"] = mean;
+      records.push_back(std::move(record));
     }
   }
   return records;

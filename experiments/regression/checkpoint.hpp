@@ -13,23 +13,24 @@ namespace lla::experiments {
 
 struct Sums {
   int64_t sequences = 0;
-  // [strict][model][position]
-  std::array<std::array<std::vector<double>, kModels>, 2> error;
+  // [strict][series][position]
+  std::array<std::vector<std::vector<double>>, 2> error;
 
-  explicit Sums(int length) {
-    for (auto& form : error) form.fill(std::vector<double>(length, 0.0));
+  explicit Sums(int length, size_t series = kPlainSeries) {
+    for (auto& form : error) form.assign(series, std::vector<double>(length, 0.0));
   }
 };
 
 Json to_json(const RegressionSetting&);
-fs::path checkpoint_path(const fs::path& directory, const RegressionSetting&);
+// `series`: those that are being computed, all of the setting's or what a sweep adds to earlier results.
+fs::path checkpoint_path(const fs::path& directory, const RegressionSetting&, const std::vector<Series>& series);
 void write_checkpoint(const fs::path&, const RegressionSetting&, const Sums&);
 // Zero sums where there is no checkpoint; throws when the file there is damaged or of another setting.
-Sums read_checkpoint(const fs::path&, const RegressionSetting&);
+Sums read_checkpoint(const fs::path&, const RegressionSetting&, size_t series = kPlainSeries);
 
-// The finished records of a setting, five models in two forms.
-std::vector<Json> to_records(const RegressionSetting&, const Sums&);
-// What a finished setting is recognised by in the results.
-Json identity(const RegressionSetting&);
+// The finished records of a setting, one for each series and form.
+std::vector<Json> to_records(const RegressionSetting&, const std::vector<Series>&, const Sums&);
+// What a finished series is recognised by in the results.
+Json identity(const RegressionSetting&, const Series&);
 
 }  // namespace lla::experiments

@@ -8,10 +8,12 @@ void write_curves(const fs::path& directory, const Json& records) {
   std::string text = "position";
   std::vector<std::vector<double>> curves;
   for (const Json& r : records) {
-    text += fmt::format(",{} d={} segment={} {} ridge={} scale={:.6g} noise={} sequences={}",
-                        r["model"].get<std::string>(), r["d"].get<int>(), r["segment"].get<int>(),
-                        r["strict"].get<bool>() ? "strict" : "inclusive", r["ridge"].get<double>(),
-                        r["scale"].get<double>(), r["noise"].get<double>(), r["sequences"].get<int64_t>());
+    text += fmt::format(
+        ",{} d={} segment={} {} ridge={} scale={:.6g} noise={} kernel={} qk_norm={} query_noise={} sequences={}",
+        r["model"].get<std::string>(), r["d"].get<int>(), r["segment"].get<int>(),
+        r["strict"].get<bool>() ? "strict" : "inclusive", r["ridge"].get<double>(), r["scale"].get<double>(),
+        r["noise"].get<double>(), r["kernel"].get<std::string>(), r["qk_norm"].get<bool>(), r["query_noise"].dump(),
+        r["sequences"].get<int64_t>());
     curves.push_back(r["mse"]);
   }
   text += "\n";

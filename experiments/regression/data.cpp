@@ -23,13 +23,29 @@ std::string problem_with(const RegressionSetting& s) {
                        std::countr_zero(segments), s.d);
   }
   if (s.sequences <= 0) return fmt::format("{} sequences: at least one is needed", s.sequences);
-  if (!(s.ridge >= 0) || !std::isfinite(s.ridge)) return fmt::format("ridge {} is not a finite number >= 0", s.ridge);
-  if (!(s.mesa_ridge > 0) || !std::isfinite(s.mesa_ridge)) {
-    return fmt::format("MesaNet's ridge {} is not a finite number > 0", s.mesa_ridge);
+  for (const double ridge : s.ridges) {
+    if (!(ridge >= 0) || !std::isfinite(ridge)) return fmt::format("ridge {} is not a finite number >= 0", ridge);
+  }
+  for (const double ridge : s.mesa_ridges) {
+    if (!(ridge > 0) || !std::isfinite(ridge))
+      return fmt::format("MesaNet's ridge {} is not a finite number > 0", ridge);
   }
   if (!(s.scale > 0) || !std::isfinite(s.scale)) return fmt::format("scale {} is not a finite number > 0", s.scale);
   if (!(s.noise >= 0) || !std::isfinite(s.noise)) return fmt::format("noise {} is not a finite number >= 0", s.noise);
+  if (s.query_noise && !(*s.query_noise >= 0 && *s.query_noise <= 1)) {
+    return fmt::format("query noise {} is not a number from 0 to 1", *s.query_noise);
+  }
   return "";
+}
+
+std::vector<Series> series(const RegressionSetting& s) {
+  std::vector<Series> list;
+  for (const double ridge : s.ridges) list.push_back({Model::lla, ridge});
+  list.push_back({Model::softmax, 0});
+  list.push_back({Model::linear, 0});
+  for (const double ridge : s.mesa_ridges) list.push_back({Model::mesanet, ridge});
+  list.push_back({Model::random, 0});
+  return list;
 }
 
 Stream stream(const RegressionSetting& s, int64_t sequence, Draw what) {
@@ -42,19 +58,38 @@ PiecewiseLinear::PiecewiseLinear(const RegressionSetting& setting)
       sign_bits_(std::countr_zero(static_cast<unsigned>(setting.length / setting.segment))),
       map_(static_cast<size_t>(setting.d) * setting.d) {}
 
-void PiecewiseLinear::generate(int64_t sequence, float* k, float* v) {
+void PiecewiseLinear::shape(float* x) const {
+  const RegressionSetting& s = setting_;
+  for (int i = 0; i < s.length; ++i, x += s.d) {
+    // The cone of segment c = 1, 2, ...: sign j of its points is bit j of c.
+    const int c = i / s.segment + 1;
+    for (int j = 0; j < sign_bits_; ++j) x[j] = std::copysign(x[j], (c >> j & 1) ? 1.0f : -1.0f);
+    if (!s.qk_norm) continue;
+    double squares = 0;
+    for (int j = 0; j < s.d; ++j) squares += double(x[j]) * x[j];
+    const float factor = static_cast<float>(std::sqrt(s.d / squares));
+    for (int j = 0; j < s.d; ++j) x[j] *= factor;
+  }
+}
+
+void PiecewiseLinear::generate(int64_t sequence, const Sequence& out) {
   const RegressionSetting& s = setting_;
   const size_t d = s.d, size = s.length * d, square = d * d;
-  stream(s, sequence, Draw::keys).normal(k, size);
-  stream(s, sequence, Draw::noise).normal(v, size);
+  stream(s, sequence, Draw::keys).normal(out.k, size);
+  stream(s, sequence, Draw::noise).normal(out.v, size);
+  if (s.query_noise) {
+    const float fresh = static_cast<float>(*s.query_noise), kept = std::sqrt(1 - fresh * fresh);
+    stream(s, sequence, Draw::queries).normal(out.q, size);
+    for (size_t i = 0; i < size; ++i) out.q[i] = kept * out.k[i] + fresh * out.q[i];
+    shape(out.q);
+  }
+  shape(out.k);
   const Stream maps = stream(s, sequence, Draw::maps);
   for (int first = 0, c = 1; first < s.length; first += s.segment, ++c) {
-    // The cone of segment c = 1, 2, ...: sign j of its points is bit j of c.
-    for (int i = first; i < first + s.segment; ++i) {
-      for (int j = 0; j < sign_bits_; ++j) k[i * d + j] = std::copysign(k[i * d + j], (c >> j & 1) ? 1.0f : -1.0f);
-    }
+    const size_t at = first * d;
     maps.normal(map_.data(), square, (c - 1) * square);
-    gemm(s.segment, d, d, 1.0f, {k + first * d, d, 1}, map_.data(), d, static_cast<float>(s.noise), v + first * d, d);
+    gemm(s.segment, d, d, 1.0f, {out.k + at, d, 1}, map_.data(), d, static_cast<float>(s.noise), out.v + at, d);
+    if (s.query_noise) gemm(s.segment, d, d, 1.0f, {out.q + at, d, 1}, map_.data(), d, 0.0f, out.target + at, d);
   }
 }
 

@@ -11,6 +11,7 @@
 namespace lla::experiments {
 
 struct RegressionRun {
+  std::string task = "regression";  // what the results are called: this, or a study of its settings
   std::vector<RegressionSetting> settings;
   fs::path out;
   std::string command;
@@ -22,12 +23,14 @@ struct RegressionRun {
 struct RunSummary {
   bool finished = false;  // false when it was stopped; the same command continues
   double seconds = 0;
-  double kernel_seconds = 0;  // inside the models: attention, linear attention, MesaNet
+  double data_seconds = 0;    // making the data
+  double model_seconds = 0;   // inside the models; of the attention on a GPU, what was waited for
+  double waited_seconds = 0;  // for the GPU
   std::vector<std::pair<RegressionSetting, double>> setting_seconds;
 };
 
-// The batch of sequences one library call takes.
-inline constexpr int64_t kBatch = 16;
+// The batch of sequences one library call takes: a GPU needs more to be busy, the more so the smaller they are.
+int64_t batch_size(Device, int d);
 
 RunSummary run(const RegressionRun&, const Progress&);
 

@@ -12,7 +12,10 @@ void write_timing(const fs::path& directory, const RunSummary& summary) {
   }
   const Json file = {{"threads", lla_get_num_threads()},
                      {"seconds", summary.seconds},
-                     {"kernel_share", summary.kernel_seconds / summary.seconds},
+                     {"data_seconds", summary.data_seconds},
+                     {"model_seconds", summary.model_seconds},
+                     {"waited_seconds", summary.waited_seconds},
+                     {"kernel_share", summary.model_seconds / summary.seconds},
                      {"settings", settings}};
   write_atomically(directory / "timing.json", file.dump(1) + "\n");
 }

@@ -70,8 +70,9 @@ typedef enum lla_weights {
 typedef enum lla_row_status {
   LLA_ROW_OK = 0,
   LLA_ROW_MAX_ITERATIONS = 1, /* the tolerance was not met; the last iterate is used */
-  LLA_ROW_BREAKDOWN = 2,      /* vanishing or non-positive curvature (or pivot); the last good iterate is used */
-  LLA_ROW_NAN = 3             /* a negative or NaN ridge, or a non-finite q, k or v in the row */
+  LLA_ROW_BREAKDOWN = 2,      /* rounding is all that is left: vanishing or non-positive curvature (or pivot), a residual
+                                 that falls no further, a result its type cannot hold; the last good iterate is used */
+  LLA_ROW_NAN = 3             /* a negative or NaN ridge, or a non-finite q, k, v or gradient in the row */
 } lla_row_status;
 
 #define LLA_MAX_DIMS 4
@@ -89,13 +90,15 @@ typedef struct lla_tensor {
 typedef struct lla_options {
   size_t struct_size;
   double scale;               /* of the logits; NaN (the default) means 1/sqrt(D) */
-  double tolerance;           /* a row's solve stops at |r| <= tolerance |q - mean key|; default 1e-3 */
+  double tolerance;           /* a row's solve stops at |r| <= tolerance |q - mean key|; NaN (the default) means 1e-3 for
+                                 16-bit q, 1e-4 for f32, 1e-9 for f64. In the backward pass the right-hand side is
+                                 another; rows go on where so much would show in their results (docs/math.md) */
   int64_t window_left;        /* keys visible to the left of the diagonal, -1 (default) unbounded; any size is fine */
   int64_t window_right;       /* ... and to the right */
   int64_t cached_weights_limit; /* bytes cached weights may take in the workspace; default 1 GiB */
   const char* implementation; /* NULL: the first of lla_implementation_name's list that takes the problem */
   int32_t causal;             /* default 1; the mask is aligned bottom-right when Lq != Lk */
-  int32_t max_iterations;     /* of conjugate gradients; 0 (default) means max(64, 2 D) */
+  int32_t max_iterations;     /* of conjugate gradients; 0 (default) means max(64, 4 D) */
   int32_t solver;             /* lla_solver */
   int32_t weights;            /* lla_weights */
 } lla_options;
@@ -118,7 +121,8 @@ typedef struct lla_forward_args {
   lla_tensor cu_seqlens_q, cu_seqlens_k;
   int64_t max_seqlen_q, max_seqlen_k;
   /* Optional outputs. saved: one dense vector of lla_saved_size elements, f32 (f64 where q is f64), for lla_backward.
-   * iterations and row_status (int32), residual (f32; final relative residual): dense (B, Hq, Lq), packed (Hq, total_q);
+   * iterations and row_status (int32), residual (f32; final relative residual, with what rounding may hide, so above the
+   * tolerance where that is more than the arithmetic can give): dense (B, Hq, Lq), packed (Hq, total_q);
    * iterations and residual are -1 where a row was solved directly or had x given. */
   lla_tensor saved, iterations, residual, row_status;
   void* workspace; /* on the tensors' device, 256-byte aligned */

@@ -4,12 +4,12 @@
     layer = lla.LocalLinearAttention(512, num_heads=8)     # a drop-in attention layer with learned ridge
     lla.hf.register()                                      # attn_implementation="lla" in transformers
 
-`lla.reference` (plain torch), `lla.hf` and `lla.distributed` are submodules, loaded on first use."""
+`lla.reference` (plain torch), `lla.debug`, `lla.hf` and `lla.distributed` are submodules, loaded on first use."""
 import importlib
 
 _unavailable = None
 try:
-    from .functional import (STATUS_NAMES, AttentionInfo, lla_attention, lla_attention_bhld, lla_attention_varlen,
+    from .functional import (STATUS_NAMES, AttentionInfo, BackwardInfo, lla_attention, lla_attention_bhld, lla_attention_varlen,
                              parallax_attention)
     from .kvcache import lla_attention_with_kvcache
     from .machine import explain, implementations, machine, version
@@ -17,10 +17,10 @@ try:
 except ImportError as error:  # no torch, or no operator library: what needs neither still works
     _unavailable = error
 
-__all__ = ["STATUS_NAMES", "AttentionInfo", "KVCache", "LocalLinearAttention", "explain", "implementations",
+__all__ = ["STATUS_NAMES", "AttentionInfo", "BackwardInfo", "KVCache", "LocalLinearAttention", "explain", "implementations",
            "lla_attention", "lla_attention_bhld", "lla_attention_varlen", "lla_attention_with_kvcache", "machine",
            "parallax_attention", "version"]
-_SUBMODULES = ("distributed", "hf", "reference")
+_SUBMODULES = ("debug", "distributed", "hf", "reference")
 
 
 def __getattr__(name):

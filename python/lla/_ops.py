@@ -17,7 +17,7 @@ backward = torch.ops.lla.backward.default
 plan = torch.ops.lla.plan.default
 
 _DEVICE_TYPES = ("cpu", "cuda")
-_DEFAULTS = (None, 0, 0, None, True, -1, -1, 1e-3, 0, "auto", None)  # of lla::inference after cu_seqlens_q
+_DEFAULTS = (None, 0, 0, None, True, -1, -1, None, 0, "auto", None)  # of lla::inference after cu_seqlens_q
 PLAN_BYTES = 4096
 
 # Skips the (Python) autograd kernel where no gradient is wanted. Torch's own operator registration uses this guard; a
@@ -79,10 +79,12 @@ def _(q, k, v, ridge, x, cu_seqlens_q=None, cu_seqlens_k=None, *options):
 
 @torch.library.register_fake("lla::backward")
 def _(grad_o, q, k, v, ridge, x, saved, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal,
-      window_left, window_right, tol, max_iterations, solver, implementation, need_dq, need_dk, need_dv, need_dridge):
+      window_left, window_right, tol, max_iterations, solver, implementation, need_dq, need_dk, need_dv, need_dridge,
+      info):
     _check_shapes(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k)
     inputs = ((need_dq, q), (need_dk, k), (need_dv, v), (need_dridge, x if ridge is None else ridge))
-    return tuple(t.new_empty(t.shape if needed else (0,)) for needed, t in inputs)
+    gradients = tuple(t.new_empty(t.shape if needed else (0,)) for needed, t in inputs)
+    return *gradients, q.new_empty((3, q.numel() // q.shape[-1]) if info else (0,), dtype=torch.int32)
 
 
 @torch.library.register_fake("lla::plan")
@@ -114,10 +116,12 @@ class _TransformedBackward(torch.autograd.Function):
     backward = staticmethod(_no_double_backward)
 
 
-def _keep(ctx, tensors, saved, options):
-    """What the backward pass needs. tensors: q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k."""
+def _keep(ctx, tensors, saved, options, report=None):
+    """What the backward pass needs. tensors: q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k; report: called with the
+    backward pass's row information, if given."""
     ctx.save_for_backward(*tensors, saved)
     ctx.options = options
+    ctx.report = report
     ctx.set_materialize_grads(False)
 
 
@@ -129,8 +133,11 @@ def _gradients(ctx, grad_o):
     need_q, need_k, need_v, need_ridge, need_x = ctx.needs_input_grad[:5]
     run = _TransformedBackward.apply if torch._C._are_functorch_transforms_active() else backward
     with contextlib.nullcontext() if torch.is_grad_enabled() else _below_autograd():
-        dq, dk, dv, dlast = run(grad_o.contiguous(), q, k, v, ridge, x, saved, cu_seqlens_q, cu_seqlens_k,
-                                *ctx.options, need_q, need_k, need_v, need_ridge or need_x)
+        dq, dk, dv, dlast, row_info = run(grad_o.contiguous(), q, k, v, ridge, x, saved, cu_seqlens_q, cu_seqlens_k,
+                                          *ctx.options, need_q, need_k, need_v, need_ridge or need_x,
+                                          ctx.report is not None)
+    if ctx.report is not None:
+        ctx.report(row_info)
     return (dq if need_q else None, dk if need_k else None, dv if need_v else None, dlast if need_ridge else None,
             dlast if need_x else None)
 
@@ -157,10 +164,10 @@ class _EagerForward(torch.autograd.Function):
     the operator's arguments after x: torch looks at each argument of `apply` several times."""
 
     @staticmethod
-    def forward(ctx, q, k, v, ridge, x, rest, info):
+    def forward(ctx, q, k, v, ridge, x, rest, info, report):
         with _below_autograd():
             o, saved, row_info = forward(q, k, v, ridge, x, *rest, True, info)
-        _keep(ctx, (q, k, v, ridge, x, rest[0], rest[1]), saved, rest[2:])
+        _keep(ctx, (q, k, v, ridge, x, rest[0], rest[1]), saved, rest[2:], report)
         if not info:
             return o
         ctx.mark_non_differentiable(row_info)
@@ -168,7 +175,7 @@ class _EagerForward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_o, *_):
-        return _gradients(ctx, grad_o) + (None, None)
+        return _gradients(ctx, grad_o) + (None, None, None)
 
 
 # Function.apply without its search for torch.func's wrappers, which run_forward has ruled out.
@@ -196,12 +203,23 @@ class _TransformedForward(torch.autograd.Function):
         return _gradients(ctx, grad_o) + (None, None)
 
 
-def run_forward(args, save, info):
-    """(o, row information or None) by the shortest way: traced and autocast code by the dispatcher's rules, eager code
-    past them. args: what lla::inference takes, all of it."""
-    q = args[0]
+def _is_dispatched(q):
+    """Whether a call must go by the dispatcher's rules: traced and autocast code."""
     device_type = "cuda" if q.is_cuda else "cpu" if q.is_cpu else q.device.type
-    if torch.compiler.is_compiling() or device_type not in _DEVICE_TYPES or torch.is_autocast_enabled(device_type):
+    return torch.compiler.is_compiling() or device_type not in _DEVICE_TYPES or torch.is_autocast_enabled(device_type)
+
+
+def is_eager(q):
+    """Whether run_forward's backward pass reports."""
+    return not _is_dispatched(q) and not torch._C._are_functorch_transforms_active()
+
+
+def run_forward(args, save, info, report=None):
+    """(o, row information or None) by the shortest way: traced and autocast code by the dispatcher's rules, eager code
+    past them. args: what lla::inference takes, all of it. report: called by an eager call's backward pass with its row
+    information."""
+    q = args[0]
+    if _is_dispatched(q):
         o, _, row_info = forward(*args, save, info)
         return o, row_info
     try:
@@ -209,7 +227,7 @@ def run_forward(args, save, info):
             o, _, row_info = _TransformedForward.apply(*args[:5], args[5:], info)
             return o, row_info
         if save or forward_ad._current_level >= 0:  # the latter for torch's error: there is no forward derivative
-            result = _apply_eagerly(*args[:5], args[5:], info)
+            result = _apply_eagerly(*args[:5], args[5:], info, report)
             return result if info else (result, None)
         if not info:  # has no autograd kernel to skip, and each argument left out saves 0.1 us
             plain = args[5] is None and args[6:] == _DEFAULTS
@@ -221,17 +239,19 @@ def run_forward(args, save, info):
         raise_ours(error)
 
 
+def autocast_to(tensor, dtype):
+    eligible = tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
+    return tensor.to(dtype) if eligible and tensor.dtype != dtype else tensor
+
+
 def _register_autocast(library, device_type):
     """q, k, v and x go to autocast's type; the ridge stays in float32, where small values keep their digits."""
 
-    def cast(tensor, dtype):
-        eligible = tensor is not None and tensor.is_floating_point() and tensor.dtype != torch.float64
-        return tensor.to(dtype) if eligible and tensor.dtype != dtype else tensor
-
     def kernel(q, k, v, ridge, x, *rest):
         dtype = torch.get_autocast_dtype(device_type)
+        q, k, v, x = (autocast_to(t, dtype) for t in (q, k, v, x))
         with torch.autocast(device_type, enabled=False):
-            return forward(*(cast(t, dtype) for t in (q, k, v)), cast(ridge, torch.float32), cast(x, dtype), *rest)
+            return forward(q, k, v, autocast_to(ridge, torch.float32), x, *rest)
 
     library.impl("forward", kernel, f"Autocast{device_type.upper()}")
 

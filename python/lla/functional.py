@@ -4,21 +4,32 @@ from typing import NamedTuple, Optional, Tuple, Union
 import torch
 from torch import Tensor
 
-from . import _ops
+from . import _ops, debug
 from ._errors import call, need_tensor
+from .debug import STATUS_NAMES  # noqa: F401
 
 Ridge = Union[float, Tensor]
-STATUS_NAMES = ("ok", "max_iterations", "breakdown", "nan")
+
+
+class BackwardInfo:
+    """How the solve of a call's (last) backward pass went: iterations, residual and status as in `AttentionInfo`, None
+    before there was one."""
+
+    iterations: Optional[Tensor] = None
+    residual: Optional[Tensor] = None
+    status: Optional[Tensor] = None
 
 
 class AttentionInfo(NamedTuple):
     """How a call was solved. iterations, residual and status are (B, Hq, Lq), packed (Hq, total_q); iterations and
-    residual are -1 where a row was solved directly; status holds indices into `lla.STATUS_NAMES`."""
+    residual are -1 where a row was solved directly; status holds indices into `lla.STATUS_NAMES`. backward is None for
+    calls without gradients and in code that is traced or transformed (torch.compile, torch.func, autocast)."""
 
     iterations: Tensor
     residual: Tensor
     status: Tensor
     plan_bytes: Tensor
+    backward: Optional[BackwardInfo] = None
 
     @property
     def plan(self) -> str:
@@ -67,8 +78,8 @@ def _options(scale, causal, window_size, tol, max_iterations, solver, implementa
     scale = _as_float("scale", scale) if isinstance(scale, int) else scale
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be a bool, not {type(causal).__name__}")
-    if isinstance(tol, bool) or not isinstance(tol, (int, float)):
-        raise TypeError(f"tol must be a number, not {type(tol).__name__}")
+    if tol is not None and (isinstance(tol, bool) or not isinstance(tol, (int, float))):
+        raise TypeError(f"tol must be a number or None, not {type(tol).__name__}")
     if max_iterations is not None:
         if isinstance(max_iterations, bool) or not isinstance(max_iterations, int):
             raise TypeError(f"max_iterations must be an integer or None, not {type(max_iterations).__name__}")
@@ -81,8 +92,16 @@ def _options(scale, causal, window_size, tol, max_iterations, solver, implementa
     return scale, causal, *_window(window_size), tol, max_iterations or 0, solver, implementation
 
 
-def attend(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options, return_info):
-    """The one way to the operator: (o, AttentionInfo or None). `options` comes from `_options`."""
+def _row_tensors(rows, shape):
+    """iterations, residual and status from the operators' one tensor."""
+    iterations, residual, status = rows.unflatten(1, shape).unbind(0)
+    return iterations, residual.view(torch.float32), status
+
+
+def attend(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options, return_info,
+           check=None):
+    """The one way to the operator: (o, AttentionInfo or None). `options` comes from `_options`; check as in
+    `lla_attention`."""
     need_tensor("q", q)
     need_tensor("k", k)
     need_tensor("v", v)
@@ -93,17 +112,28 @@ def attend(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
     save = torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or (ridge if x is None else x).requires_grad)
     args = (q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options)
-    o, row_info = _ops.run_forward(args, save, return_info)
+    shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])
+    backward = None
+    if check is None and debug.default_check is None and debug.active_counts is None:
+        report = None
+        if return_info and save and _ops.is_eager(q):
+            backward = BackwardInfo()
+
+            def report(rows):
+                backward.iterations, backward.residual, backward.status = _row_tensors(rows, shape)
+
+        o, row_info = _ops.run_forward(args, save, return_info, report)
+    else:
+        o, row_info = debug.attend(args, save, check)
     if not return_info:
         return o, None
-    iterations, residual, status = row_info.unflatten(1, (*q.shape[:-3], q.shape[-2], q.shape[-3])).unbind(0)
-    return o, AttentionInfo(iterations, residual.view(torch.float32), status, call(_ops.plan, *args, False))
+    return o, AttentionInfo(*_row_tensors(row_info, shape), call(_ops.plan, *args, False), backward)
 
 
 def lla_attention(
     q: Tensor, k: Tensor, v: Tensor, ridge: Ridge, *, scale: Optional[float] = None, causal: bool = True,
-    window_size: Tuple[int, int] = (-1, -1), tol: float = 1e-3, max_iterations: Optional[int] = None,
-    solver: str = "auto", implementation: Optional[str] = None, return_info: bool = False,
+    window_size: Tuple[int, int] = (-1, -1), tol: Optional[float] = None, max_iterations: Optional[int] = None,
+    solver: str = "auto", implementation: Optional[str] = None, return_info: bool = False, check: Optional[str] = None,
 ):
     """Local Linear Attention: each query's output is a ridge regression of values on keys, weighted by softmax.
 
@@ -112,11 +142,14 @@ def lla_attention(
     gives softmax attention, 0 the unregularised local linear fit.
     scale of the logits, 1/sqrt(D) by default. causal masks are aligned bottom-right when Lq != Lk. window_size
     (left, right) counts visible keys on each side of the diagonal, -1 for all.
-    solver "auto", "cg" (stops at a relative residual of tol, or after max_iterations) or "direct".
+    solver "auto", "cg" (stops at a relative residual of tol, or after max_iterations) or "direct". tol is 1e-3 for 16-bit
+    tensors, 1e-4 for float32 and 1e-9 for float64 unless given; max_iterations max(64, 4 D).
     implementation: name one of `lla.implementations()` instead of the first that takes the problem.
-    return_info: return (o, AttentionInfo)."""
+    return_info: return (o, AttentionInfo).
+    check: "raise" or "warn" at the first output or gradient that is not finite and the first solve that did not end
+    well, saving its inputs (see `lla.debug`; it waits for the device). None: as the environment's LLA_CHECK says."""
     options = _options(scale, causal, window_size, tol, max_iterations, solver, implementation)
-    o, info = attend(q, k, v, ridge, None, None, None, 0, 0, options, return_info)
+    o, info = attend(q, k, v, ridge, None, None, None, 0, 0, options, return_info, check)
     return (o, info) if return_info else o
 
 
@@ -136,8 +169,8 @@ def _check_max_seqlen(name, value):
 def lla_attention_varlen(
     q: Tensor, k: Tensor, v: Tensor, ridge: Ridge, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
     max_seqlen_k: int, *, scale: Optional[float] = None, causal: bool = True, window_size: Tuple[int, int] = (-1, -1),
-    tol: float = 1e-3, max_iterations: Optional[int] = None, solver: str = "auto",
-    implementation: Optional[str] = None, return_info: bool = False,
+    tol: Optional[float] = None, max_iterations: Optional[int] = None, solver: str = "auto",
+    implementation: Optional[str] = None, return_info: bool = False, check: Optional[str] = None,
 ):
     """`lla_attention` of sequences packed one after the other: q (total_q, Hq, D), k (total_k, Hkv, D), and so on.
 
@@ -149,18 +182,19 @@ def lla_attention_varlen(
     _check_max_seqlen("max_seqlen_q", max_seqlen_q)
     _check_max_seqlen("max_seqlen_k", max_seqlen_k)
     options = _options(scale, causal, window_size, tol, max_iterations, solver, implementation)
-    o, info = attend(q, k, v, ridge, None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options, return_info)
+    o, info = attend(q, k, v, ridge, None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options, return_info,
+                     check)
     return (o, info) if return_info else o
 
 
 def parallax_attention(
     q: Tensor, k: Tensor, v: Tensor, x: Tensor, *, scale: Optional[float] = None, causal: bool = True,
-    window_size: Tuple[int, int] = (-1, -1), implementation: Optional[str] = None,
+    window_size: Tuple[int, int] = (-1, -1), implementation: Optional[str] = None, check: Optional[str] = None,
 ):
     """Attention with a given correction x (B, Lq, Hq, D) instead of a solve: o = sum_j p_j (1 + (k_j - mean k).x) v_j.
-    x = 0 is softmax attention."""
-    options = _options(scale, causal, window_size, 1e-3, None, "auto", implementation)
-    return attend(q, k, v, None, x, None, None, 0, 0, options, False)[0]
+    x = 0 is softmax attention. check as in `lla_attention`."""
+    options = _options(scale, causal, window_size, None, None, "auto", implementation)
+    return attend(q, k, v, None, x, None, None, 0, 0, options, False, check)[0]
 
 
 def lla_attention_bhld(q: Tensor, k: Tensor, v: Tensor, ridge: Ridge, **options):

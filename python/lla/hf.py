@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ._masks import Packing, pack_mask, pack_padding
+from .debug import check_mode
 from .functional import lla_attention, lla_attention_varlen
 
 try:
@@ -116,8 +117,8 @@ def _make_attention(default_ridge, options):
     return lla_attention_forward
 
 
-def register(ridge: float = 1.0, *, name: str = "lla", tol: float = 1e-3, max_iterations: Optional[int] = None,
-             solver: str = "auto") -> str:
+def register(ridge: float = 1.0, *, name: str = "lla", tol: Optional[float] = None, max_iterations: Optional[int] = None,
+             solver: str = "auto", check: Optional[str] = None) -> str:
     """Registers attention and mask functions under `name`; returns the name. Call it again, or with another name, to
     change the default ridge or the solver's options (those of `lla.lla_attention`)."""
     if isinstance(ridge, bool) or not isinstance(ridge, (int, float)):
@@ -127,7 +128,7 @@ def register(ridge: float = 1.0, *, name: str = "lla", tol: float = 1e-3, max_it
     major = int(transformers.__version__.split(".")[0])
     if major < 5:
         raise ImportError(f"lla.hf needs transformers >= 5; this is {transformers.__version__}")
-    options = dict(tol=tol, max_iterations=max_iterations, solver=solver)
+    options = dict(tol=tol, max_iterations=max_iterations, solver=solver, check=check_mode(check))
     AttentionInterface.register(name, _make_attention(ridge, options))
     AttentionMaskInterface.register(name, lla_mask)
     return name

@@ -117,16 +117,16 @@ def _append(k_cache, v_cache, k, v, cache_seqlens, page_table):
     v_cache[first, second] = v
 
 
-def _attend_equal(q, k_cache, v_cache, ridge, length, page_table, options, return_info):
+def _attend_equal(q, k_cache, v_cache, ridge, length, page_table, options, return_info, check):
     if page_table is None:
         keys, values = k_cache[:, :length], v_cache[:, :length]
     else:
         pages = page_table[:, :-(-length // k_cache.shape[1])].to(torch.int64)
         keys, values = (cache[pages].flatten(1, 2)[:, :length] for cache in (k_cache, v_cache))
-    return attend(q, keys, values, ridge, None, None, None, 0, 0, options, return_info)
+    return attend(q, keys, values, ridge, None, None, None, 0, 0, options, return_info, check)
 
 
-def _attend_unequal(q, k_cache, v_cache, ridge, lengths, page_table, options, return_info):
+def _attend_unequal(q, k_cache, v_cache, ridge, lengths, page_table, options, return_info, check):
     """Lengths (B,) known to the device only: every packed row finds its sequence and its row of the cache there."""
     batch, length_q, heads = q.shape[:3]
     capacity = _capacity(k_cache, page_table)
@@ -146,7 +146,7 @@ def _attend_unequal(q, k_cache, v_cache, ridge, lengths, page_table, options, re
     if isinstance(ridge, Tensor) and ridge.dim() >= 3:
         ridge = ridge.flatten(0, 1)
     o, info = attend(q.flatten(0, 1), keys, values, ridge, None, cu_seqlens_q, ends.to(torch.int32), length_q,
-                     capacity, options, return_info)
+                     capacity, options, return_info, check)
     if info is not None:
         by_batch = (rows.view(heads, batch, length_q).transpose(0, 1) for rows in info[:3])
         info = AttentionInfo(*by_batch, info.plan_bytes)
@@ -156,16 +156,17 @@ def _attend_unequal(q, k_cache, v_cache, ridge, lengths, page_table, options, re
 def lla_attention_with_kvcache(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, ridge: Ridge, k: Optional[Tensor] = None, v: Optional[Tensor] = None,
     *, cache_seqlens: Optional[Union[int, Tensor]] = None, page_table: Optional[Tensor] = None,
-    scale: Optional[float] = None, causal: bool = True, window_size: Tuple[int, int] = (-1, -1), tol: float = 1e-3,
+    scale: Optional[float] = None, causal: bool = True, window_size: Tuple[int, int] = (-1, -1), tol: Optional[float] = None,
     max_iterations: Optional[int] = None, solver: str = "auto", implementation: Optional[str] = None,
-    return_info: bool = False,
+    return_info: bool = False, check: Optional[str] = None,
 ):
     """`lla_attention` of new queries over cached keys and values, for generation (no gradients).
 
     q (B, Lq, Hq, D); k_cache (B, capacity, Hkv, D), or pages (pages, page_size, Hkv, D) with a page_table (B, n) of
     page numbers; v_cache alike. cache_seqlens: how many positions are filled, one integer or a (B,) int32 tensor; None
     means all. k and v (B, Lnew, Hkv, ...), if given, are written into the caches in place after them and are then seen too.
-    The queries are the last Lq positions (causal masks are aligned bottom-right). ridge as in `lla_attention`.
+    The queries are the last Lq positions (causal masks are aligned bottom-right). ridge and check as in
+    `lla_attention`.
     A call that is refused has not written to the caches. Under autocast q, k and v may have another type than the caches."""
     if isinstance(q, Tensor) and isinstance(k_cache, Tensor) and torch.is_autocast_enabled(q.device.type):
         # Layers in front give autocast's type whatever the cache has; the attention goes to autocast's type in any case.
@@ -188,5 +189,5 @@ def lla_attention_with_kvcache(
         _check_call(q, k_cache, v_cache, ridge, page_table, options)
         _append(k_cache, v_cache, k, v, cache_seqlens, page_table)
     attend_cache = _attend_unequal if isinstance(lengths, Tensor) else _attend_equal
-    o, info = attend_cache(q, k_cache, v_cache, ridge, lengths, page_table, options, return_info)
+    o, info = attend_cache(q, k_cache, v_cache, ridge, lengths, page_table, options, return_info, check)
     return (o, info) if return_info else o

@@ -20,7 +20,7 @@ def version():
     return torch.ops.lla.version()
 
 
-def explain(q, k, v, ridge, *, scale=None, causal=True, window_size=(-1, -1), tol=1e-3, max_iterations=None,
+def explain(q, k, v, ridge, *, scale=None, causal=True, window_size=(-1, -1), tol=None, max_iterations=None,
             solver="auto", implementation=None):
     """{name: None or the reason of refusal}: which implementations take this problem (see `lla_attention`)."""
     options = _options(scale, causal, window_size, tol, max_iterations, solver, implementation)

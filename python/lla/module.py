@@ -4,6 +4,7 @@ from typing import Optional, Tuple
 import torch
 from torch import Tensor, nn
 
+from .debug import check_mode
 from .functional import lla_attention, lla_attention_varlen
 from .kvcache import lla_attention_with_kvcache
 
@@ -45,11 +46,13 @@ class RotaryEmbedding(nn.Module):
 
 
 class LocalLinearAttention(nn.Module):
-    """Self-attention with a learned ridge: lambda = ridge_min + (1 - ridge_min) sigmoid(W x).
+    """Self-attention with a learned ridge: lambda = ridge_min + (1 - ridge_min) sigmoid(W x + b).
 
     embed_dim, num_heads; num_kv_heads < num_heads shares keys and values between heads; head_dim defaults to
     embed_dim / num_heads.
-    ridge: "head" learns one lambda per token and head, "dimension" one per token, head and dimension.
+    ridge: what lambda is learned for, beside the token: "head" (one per head), "dimension" (one per head and dimension)
+    or "shared" (one per dimension of a head, the same for all heads: the paper's d_lambda = d_h).
+    ridge_bias: whether W has a bias; the paper writes none.
     ridge_min: floor of lambda; 0 is the paper's form, the default keeps training away from singular fits.
     rope: rotary position embedding. qk_norm: RMS normalisation of queries and keys per head.
     The other options are those of `lla_attention`.
@@ -58,10 +61,12 @@ class LocalLinearAttention(nn.Module):
     sequence and the cache is extended in place, under torch.no_grad(). With cu_seqlens, x is (total, embed_dim)."""
 
     def __init__(self, embed_dim: int, num_heads: int, num_kv_heads: Optional[int] = None,
-                 head_dim: Optional[int] = None, *, ridge: str = "head", ridge_min: float = 1e-3, rope: bool = False,
-                 rope_theta: float = 10000.0, qk_norm: bool = False, bias: bool = False, causal: bool = True,
-                 window_size: Tuple[int, int] = (-1, -1), scale: Optional[float] = None, tol: float = 1e-3,
-                 max_iterations: Optional[int] = None, solver: str = "auto", device=None, dtype=None):
+                 head_dim: Optional[int] = None, *, ridge: str = "head", ridge_bias: bool = True,
+                 ridge_min: float = 1e-3, rope: bool = False, rope_theta: float = 10000.0, qk_norm: bool = False,
+                 bias: bool = False, causal: bool = True, window_size: Tuple[int, int] = (-1, -1),
+                 scale: Optional[float] = None, tol: Optional[float] = None,
+                 max_iterations: Optional[int] = None, solver: str = "auto", check: Optional[str] = None, device=None,
+                 dtype=None):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         sizes = dict(embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
@@ -78,20 +83,22 @@ class LocalLinearAttention(nn.Module):
             head_dim = embed_dim // num_heads
         if num_heads % num_kv_heads:
             raise ValueError(f"num_heads {num_heads} is not a multiple of num_kv_heads {num_kv_heads}")
-        if ridge not in ("head", "dimension"):
-            raise ValueError(f'ridge must be "head" or "dimension", not {ridge!r}')
+        # Heads and dimensions that lambda is told apart by.
+        shapes = {"head": (num_heads, 1), "dimension": (num_heads, head_dim), "shared": (1, head_dim)}
+        if ridge not in shapes:
+            raise ValueError(f'ridge must be "head", "dimension" or "shared", not {ridge!r}')
         if not 0 <= ridge_min < 1:
             raise ValueError(f"ridge_min must be in [0, 1), not {ridge_min}")
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-        self.ridge, self.ridge_min = ridge, ridge_min
+        self.ridge, self.ridge_min, self._ridge_shape = ridge, ridge_min, shapes[ridge]
         self.options = dict(scale=scale, causal=causal, window_size=window_size, tol=tol,
-                            max_iterations=max_iterations, solver=solver)
+                            max_iterations=max_iterations, solver=solver, check=check_mode(check))
         factory = dict(device=device, dtype=dtype)
         self.q_proj = nn.Linear(embed_dim, num_heads * head_dim, bias=bias, **factory)
         self.k_proj = nn.Linear(embed_dim, num_kv_heads * head_dim, bias=bias, **factory)
         self.v_proj = nn.Linear(embed_dim, num_kv_heads * head_dim, bias=bias, **factory)
         self.o_proj = nn.Linear(num_heads * head_dim, embed_dim, bias=bias, **factory)
-        self.ridge_proj = nn.Linear(embed_dim, num_heads * (head_dim if ridge == "dimension" else 1), **factory)
+        self.ridge_proj = nn.Linear(embed_dim, self._ridge_shape[0] * self._ridge_shape[1], bias=ridge_bias, **factory)
         self.q_norm = nn.RMSNorm(head_dim, **factory) if qk_norm else None
         self.k_norm = nn.RMSNorm(head_dim, **factory) if qk_norm else None
         self.rope = RotaryEmbedding(head_dim, rope_theta, device) if rope else None
@@ -110,8 +117,10 @@ class LocalLinearAttention(nn.Module):
         """lambda of each token, (..., L, H) or (..., L, H, D), in float32 (float64 for float64 layers)."""
         logits = self.ridge_proj(x)
         wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        shape = (self.num_heads, self.head_dim) if self.ridge == "dimension" else (self.num_heads,)
-        return self.ridge_min + (1 - self.ridge_min) * torch.sigmoid(logits.to(wide)).unflatten(-1, shape)
+        ridge = self.ridge_min + (1 - self.ridge_min) * torch.sigmoid(logits.to(wide)).unflatten(-1, self._ridge_shape)
+        if self.ridge == "head":
+            return ridge.squeeze(-1)
+        return ridge.expand(*ridge.shape[:-2], self.num_heads, self.head_dim)
 
     def _project(self, x, positions):
         q = self.q_proj(x).unflatten(-1, (self.num_heads, self.head_dim))

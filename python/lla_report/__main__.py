@@ -5,12 +5,22 @@ import os
 import pathlib
 import sys
 
-from . import memory, rates, regression, solver
+from . import capacity, interpolation, iterations, lemmas, memory, rates, regression, solver, studies
 from .page import render
 from .records import Damaged, Results
 from .style import write
 
-SECTIONS = {"regression": regression.section, "rates": rates.section, "memory": memory.section, "solver": solver.section}
+# By task, in the page's order.
+SECTIONS = {"interpolation": interpolation.section, "regression": regression.section, "regression-ridges": studies.ridges,
+            "regression-kernels": studies.kernels, "regression-queries": studies.queries, "capacity": capacity.section, "rates": rates.section,
+            "lemmas": lemmas.section, "memory": memory.section, "solver": solver.section, "iterations": iterations.section}
+
+
+SUMMARISED = ("rates", "lemmas", "memory", "regression-ridges", "regression-kernels", "regression-queries")  # at the end of a run
+
+
+def finished(results):
+    return bool(results.records) and (bool(results.summary) or results.task not in SUMMARISED)
 
 
 def find(directory):
@@ -20,7 +30,7 @@ def find(directory):
     for r in found:
         if r.task not in SECTIONS:
             raise Damaged(f'{r.path} has the task "{r.task}", of which this program has no figures')
-    return sorted((r for r in found if r.records), key=lambda r: list(SECTIONS).index(r.task))
+    return sorted((r for r in found if finished(r)), key=lambda r: list(SECTIONS).index(r.task))
 
 
 def draw(results):

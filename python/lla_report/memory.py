@@ -1,43 +1,132 @@
 """Working set and time against the length: the paper's figure memory."""
-from .page import Figure, Section
+from matplotlib.lines import Line2D
+
+from .page import Figure, Section, bullets, table
 from .records import number
 from .style import figure, legend_below, save
 
 NAMES = {"naive": "naive LLA", "blockwise": "blockwise LLA", "softmax": "softmax attention"}
 COLORS = {"naive": "mesanet", "blockwise": "lla", "softmax": "softmax"}
+BATCH_LINES = ("-", "--", ":")
 
 
-def draw(results, view):
+def line(results, **wanted):
+    return sorted(results.select(**wanted), key=lambda r: r["n"])
+
+
+def short(n):
+    for size, unit in ((2**20, "M"), (2**10, "k")):
+        if n >= size:
+            return f"{n // size}{unit}"
+    return str(n)
+
+
+def length_axis(axis, lengths, every=1):
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(lengths[::every], [short(n) for n in lengths[::every]])
+    axis.minorticks_off()
+    axis.set_xlabel("length n")
+
+
+def draw_memory(axis, records, color, style):
+    """Measured points; hollow where the memory was taken but the call not made; a cross where there was no room."""
+    fits = [r for r in records if r["fits"]]
+    axis.loglog([r["n"] for r in fits], [r["peak_bytes"] / 2**20 for r in fits], style, color=color, lw=1.3)
+    for ran, face in ((True, color), (False, "none")):
+        some = [r for r in fits if r["ran"] == ran]
+        axis.loglog([r["n"] for r in some], [r["peak_bytes"] / 2**20 for r in some], "o", color=color, ms=3.5, mfc=face)
+    for r in records:
+        if not r["fits"] and r["peak_bytes"] is not None:
+            axis.loglog([r["n"]], [r["peak_bytes"] / 2**20], "x", color=color, ms=6)
+        elif not r["fits"] and fits:  # the inputs alone were too large
+            axis.loglog([r["n"]], [2 * fits[-1]["peak_bytes"] / 2**20], "x", color=color, ms=6)
+
+
+def draw_one(results, view):
+    """One head: memory and time."""
     fig, axes = figure(view, 2 if view.narrow else 1, 1 if view.narrow else 2, panel=(4.6, 2.9) if view.narrow else (4.4, 3.2))
     memory, time = axes.flat
-    for method, name in NAMES.items():
+    for method in NAMES:
         color = view.theme.models[COLORS[method]]
-        fits = sorted(results.select(method=method, fits=True), key=lambda r: r["n"])
-        too_large = sorted(results.select(method=method, fits=False), key=lambda r: r["n"])
-        if not fits:
-            continue
-        n = [r["n"] for r in fits]
-        memory.loglog(n, [r["peak_bytes"] / 2**20 for r in fits], "o-", color=color, ms=4, label=name)
-        time.loglog(n, [r["seconds"] for r in fits], "o-", color=color, ms=4)
-        if too_large:
-            memory.loglog([r["n"] for r in too_large], [r["peak_bytes"] / 2**20 for r in too_large], "x", color=color, ms=5,
-                          label=f"{name}: would need, not run")
-    lengths = results.values("n")
+        records = line(results, method=method)
+        draw_memory(memory, records, color, "-")
+        ran = [r for r in records if r["ran"]]
+        time.loglog([r["n"] for r in ran], [r["seconds"] for r in ran], "o-", color=color, ms=4)
     for axis, label in ((memory, "peak memory above inputs, MiB"), (time, "seconds")):
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(lengths, [f"{m // 1024}k" if m >= 1024 else str(m) for m in lengths])
-        axis.minorticks_off()
-        axis.set_xlabel("length n")
+        length_axis(axis, results.values("n"))
         axis.set_ylabel(label)
-    handles, labels = memory.get_legend_handles_labels()
-    legend_below(fig, handles, labels, 2 if view.narrow else 4)
+    handles = [Line2D([], [], color=view.theme.models[COLORS[m]], marker="o", ms=4) for m in NAMES] + [
+        Line2D([], [], color=view.theme.text, marker="x", ls="")]
+    legend_below(fig, handles, list(NAMES.values()) + ["would need, no room"], 2 if view.narrow else 4)
     return fig
 
 
-def section(results):
+def draw_many(results, view):
+    """A panel for each type and dimension, a line for each method and batch."""
+    panels = [(t, d) for t in sorted(results.values("dtype")) for d in results.values("d", dtype=t)]
+    batches = results.values("batch")
+    columns = 1 if view.narrow else 2
+    fig, axes = figure(view, -(-len(panels) // columns), columns, panel=(4.8, 2.9) if view.narrow else (4.8, 2.9), sharex=True, sharey=True)
+    for axis, (dtype, d) in zip(axes.flat, panels):
+        for method in NAMES:
+            for batch, style in zip(batches, BATCH_LINES):
+                draw_memory(axis, line(results, method=method, dtype=dtype, d=d, batch=batch), view.theme.models[COLORS[method]], style)
+        length_axis(axis, results.values("n"), 2)
+        axis.set_title(f"{dtype}, d = {d}")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("memory above inputs, MiB")
+    handles = [Line2D([], [], color=view.theme.models[COLORS[m]], lw=2) for m in NAMES]
+    handles += [Line2D([], [], color=view.theme.text, ls=style) for _, style in zip(batches, BATCH_LINES)]
+    handles += [Line2D([], [], color=view.theme.text, marker="o", ls="", mfc=face) for face in (view.theme.text, "none")]
+    handles.append(Line2D([], [], color=view.theme.text, marker="x", ls=""))
+    labels = list(NAMES.values()) + [f"batch {b}" for b in batches] + ["ran", "memory taken, not run", "no room"]
+    legend_below(fig, handles, labels, 2 if view.narrow else 5)
+    return fig
+
+
+def lines(results):
+    return sorted({(r["dtype"], r["d"], r["batch"]) for r in results.records})
+
+
+def ends(results):
+    """Where each line ends: the longest that fitted, and its memory."""
+    rows = []
+    for dtype, d, batch in lines(results):
+        row = [dtype, str(d), str(batch)]
+        for method in NAMES:
+            records = line(results, method=method, dtype=dtype, d=d, batch=batch)
+            fits = [r for r in records if r["fits"]]
+            last = fits[-1] if fits else None
+            row += [short(last["n"]), number(last["peak_bytes"] / 2**30)] if last else ["", ""]
+        rows.append(row)
+    head = ["type", "d", "batch"] + [f"{name}: {what}" for name in NAMES.values() for what in ("longest n", "GiB there")]
+    return table(head, rows, "The longest sequence (powers of two) with room for inputs, output and working set, and the working set there.")
+
+
+def found_many(results):
+    sentences = []
+    shown = [l for l in lines(results) if l[2] == min(results.values("batch"))]
+    for dtype, d, batch in shown:
+        naive = [r for r in line(results, method="naive", dtype=dtype, d=d, batch=batch) if r["fits"]]
+        if not naive:
+            continue
+        last = naive[-1]
+        block = results.select(method="blockwise", dtype=dtype, d=d, batch=batch, n=last["n"])[0]
+        time = (f", {number(1e3 * last['seconds'])} and {number(1e3 * block['seconds'])} ms" if last["ran"] and block["ran"] else "")
+        sentences.append(f"{dtype}, d = {d}, one head: the naive form's last length is n = {last['n']:,}, with {number(last['peak_bytes'] / 2**30)} GiB against the blockwise "
+                         f"form's {number(block['peak_bytes'] / 2**20)} MiB{time}.")
+    fits = {m: [e["memory"] for e in results.summary["exponents"] if e["method"] == m] for m in NAMES}
+    sentences.append("Fitted exponents of n: " + "; ".join(f"{NAMES[m]} {min(e):.2f} to {max(e):.2f}" for m, e in fits.items() if e) + ".")
+    apart = [r["difference"] for r in results.records if r.get("difference") is not None and r["dtype"] == "f32"]
+    if apart:
+        sentences.append(f"The two forms computed the same: in f32 their outputs differ by {number(max(apart))} at most (relative, first 128 rows).")
+    return bullets(sentences)
+
+
+def section_one(results):
     exponents = {e["method"]: e for e in results.summary["exponents"]}
     parts = [f"{NAMES[m]} memory n<sup>{e['memory']:.2f}</sup>, time n<sup>{e['time']:.2f}</sup>" for m, e in exponents.items()]
-    naive = sorted(results.select(method="naive", fits=True), key=lambda r: r["n"])
+    naive = [r for r in line(results, method="naive") if r["ran"]]
     sentence = ("Fitted exponents: " + "; ".join(parts) + ". (Terms in n, a matrix per query and fixed buffers, still weigh at these lengths "
                 "and pull the memory exponents down.)")
     if naive:
@@ -45,12 +134,24 @@ def section(results):
         block = results.select(method="blockwise", n=last["n"])[0]
         sentence += (f" At n = {last['n']:,} the naive form needs {number(last['peak_bytes'] / 2**20)} MiB and {number(last['seconds'])} s, the "
                      f"blockwise one {number(block['peak_bytes'] / 2**20)} MiB and {number(block['seconds'])} s.")
+    return sentence
+
+
+def section(results):
+    many = len(lines(results)) > 1
+    found = found_many(results) if many else section_one(results)
     where = results.machine.get("gpu", results.machine["processor"])
-    intro = (f"One causal head with d = {results.settings['d']} in fp32 on {where}. The naive form stores the weights, every difference "
-             "k<sub>j</sub> − q<sub>i</sub> and a matrix per query; the blockwise form is this library's. Softmax attention is the same "
-             "kernel with an infinite ridge.")
-    summary = "<strong>Memory:</strong> " + ", ".join(f"{NAMES[m]} grows as n<sup>{e['memory']:.2f}</sup>" for m, e in exponents.items()) + "."
+    what = "Causal heads" if many else f"One causal head with d = {results.values('d')[0]} in {results.values('dtype')[0]}"
+    intro = (f"{what} on {where}. The naive form stores the weights, every difference k<sub>j</sub> − q<sub>i</sub> and a matrix per query; the blockwise form is "
+             "this library's. Softmax attention is the same kernel with an infinite ridge.")
+    if many:
+        intro += (" Memory is what the device itself says is gone between inputs and output alone and the call's end. Calls that would take long were not made: their memory was "
+                  "taken from the device (the library allocates nothing in a call), hollow points.")
+    exponents = {}
+    for e in results.summary["exponents"]:
+        exponents.setdefault(e["method"], []).append(e["memory"])
+    summary = "<strong>Memory:</strong> " + ", ".join(f"{NAMES[m]} grows as n<sup>{sum(e) / len(e):.2f}</sup>" for m, e in exponents.items()) + "."
     return Section("memory", "Memory and time", intro, summary, [
-        Figure("memory", save(lambda v: draw(results, v), results.directory, "memory"), "Working set against the length",
+        Figure("memory", save(lambda v: (draw_many if many else draw_one)(results, v), results.directory, "memory"), "Working set against the length",
                "The naive method grows quadratically and quickly runs out of memory; the blockwise algorithm reduces the working set to "
-               "Θ(nd) (Figure “memory”, d = 128).", sentence, results.command)])
+               "Θ(nd) (Figure “memory”, d = 128, on an H200).", found, results.command)], [ends(results)] if many else [])

@@ -110,7 +110,7 @@ void lla_options_init(lla_options* options) {
   *options = lla_options{};
   options->struct_size = sizeof(lla_options);
   options->scale = std::nan("");
-  options->tolerance = 1e-3;
+  options->tolerance = std::nan("");
   options->window_left = -1;
   options->window_right = -1;
   options->cached_weights_limit = int64_t{1} << 30;

@@ -4,10 +4,20 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "lla/lla.hpp"
 
 namespace lla::core {
+
+// Magnitudes beyond it are stored as infinity.
+inline double largest_finite(DType dtype) {
+  switch (dtype) {
+    case DType::f64: return std::numeric_limits<double>::max();
+    case DType::f16: return 65519;  // rounds to 65504
+    default: return static_cast<double>(std::numeric_limits<float>::max());
+  }
+}
 
 // Storage only; arithmetic is done in float or double.
 struct bf16 {

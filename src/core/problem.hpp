@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <utility>
 
+#include "core/tolerance.hpp"
 #include "lla/lla.hpp"
 
 namespace lla::core {
@@ -118,6 +119,11 @@ struct BackwardCall {
   size_t workspace_bytes = 0;
   void* stream = nullptr;
 };
+
+inline StopRule stop_rule(const Problem& p) {
+  return p.operation == Operation::forward ? forward_stop_rule(p.tolerance)
+                                           : backward_stop_rule(p.tolerance, p.dtype, p.dim);
+}
 
 // One sequence of a call: where its rows start and how many there are.
 struct Sequence {

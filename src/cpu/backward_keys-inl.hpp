@@ -3,7 +3,8 @@
 // products.
 //
 // Of a panel's arrays: q the keys, mean_v the values, image dk, value dv; lane_begin and lane_end are the rows that see
-// the key.
+// the key. Both sums are as if the gradients had been divided by 2^exponent, the largest of the
+// rows' exponents, and dk's as if the values had been divided by theirs.
 #if defined(LLA_CPU_BACKWARD_KEYS_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef LLA_CPU_BACKWARD_KEYS_INL_HPP
 #undef LLA_CPU_BACKWARD_KEYS_INL_HPP
@@ -37,12 +38,15 @@ void set_keys(Panel<T>& panel, const core::Problem& p, const core::Sequence& s, 
   set_ranges(panel, first_key, keys, begin, end);
 }
 
-// Probabilities p = exp2(logit - max) / omega of the rows [lo, hi), in place.
+// Probabilities p = exp2(logit - max) / omega of the rows [lo, hi), in place. With each goes the row's power of two:
+// everything summed is a probability times one thing linear in the row's gradient.
 template <class T>
-void logits_to_probabilities(const Panel<T>& panel, const PackedQueries<T>& rows, int64_t lo, int64_t hi, T* tile) {
+void logits_to_probabilities(const Panel<T>& panel, const PackedQueries<T>& rows, int32_t exponent, int64_t lo,
+                             int64_t hi, T* tile) {
   const TileMask<T> mask(panel, lo, hi);
   for (int64_t j = 0; j < round_up(hi - lo, kGroup); ++j) {
-    const auto max = splat(rows.max[lo + j]), inverse = splat(rows.inverse_omega[lo + j]);
+    const auto max = splat(rows.max[lo + j]),
+               inverse = splat(PowerOfTwo<T>(rows.exponent[lo + j] - exponent)(rows.inverse_omega[lo + j]));
     for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
       T* const to = tile + j * kPanel<T> + at;
       auto probability = hn::Mul(exp2_lanes(hn::Sub(load(to), max)), inverse);
@@ -52,32 +56,35 @@ void logits_to_probabilities(const Panel<T>& panel, const PackedQueries<T>& rows
   }
 }
 
+template <class T>
+RowCenters<T> centers_from(const CenterRows<T>& rows, int64_t first) {
+  return {rows.native + first, rows.precise + first, rows.wide + first};
+}
+
 // One tile of rows into dk and dv of one panel.
 template <class T>
-void add_rows(const core::Problem& p, Panel<T>& panel, const PackedQueries<T>& rows, int64_t lo, int64_t hi,
-              T* const* tiles) {
+void add_rows(const core::Problem& p, Panel<T>& panel, const PackedQueries<T>& rows, int32_t exponent, int64_t lo,
+              int64_t hi, T* const* tiles) {
   const int64_t dim = p.dim, value_dim = p.value_dim;
   T *const ds = tiles[0], *const pa = tiles[1], *const pb = tiles[2];
   grouped_product(rows.q.grouped, dim, lo, hi, panel.q, [&](int64_t j, Vec<T> s0, Vec<T> s1) HWY_ATTR {
     store(s0, pa + j * kPanel<T>);
     store(s1, pa + j * kPanel<T> + kLanes<T>);
   });
-  logits_to_probabilities(panel, rows, lo, hi, pa);
+  logits_to_probabilities(panel, rows, exponent, lo, hi, pa);
   T* const scratch = tiles[3];
   const auto put_b = [&](int64_t j, Vec<T> v0, Vec<T> v1) HWY_ATTR {
     store(v0, pb + j * kPanel<T>);
     store(v1, pb + j * kPanel<T> + kLanes<T>);
   };
-  centered_product(rows.grad.grouped, value_dim, lo, hi, panel.mean_v,
-                   RowCenters<T>{rows.tau.native + lo, rows.tau.wide + lo}, scratch, put_b);
+  centered_product(rows.grad.grouped, value_dim, lo, hi, panel.mean_v, centers_from(rows.tau, lo), scratch, put_b);
   if (!p.given_x()) {
     const auto subtract_f = [&](int64_t j, Vec<T> f0, Vec<T> f1) HWY_ATTR {
       T* const to = pb + j * kPanel<T>;
       store(hn::Sub(load(to), f0), to);
       store(hn::Sub(load(to + kLanes<T>), f1), to + kLanes<T>);
     };
-    centered_product(rows.y.grouped, dim, lo, hi, panel.q,
-                     RowCenters<T>{rows.center_y.native + lo, rows.center_y.wide + lo}, scratch, subtract_f);
+    centered_product(rows.y.grouped, dim, lo, hi, panel.q, centers_from(rows.center_y, lo), scratch, subtract_f);
   }
   const auto finish_rows = [&](int64_t j, Vec<T> e0, Vec<T> e1) HWY_ATTR {
     const auto shift = splat(rows.shift_x[lo + j] - 1), shift_b = splat(rows.shift_b[lo + j]),
@@ -91,8 +98,7 @@ void add_rows(const core::Problem& p, Panel<T>& panel, const PackedQueries<T>& r
     finish(e0, j * kPanel<T>);
     finish(e1, j * kPanel<T> + kLanes<T>);
   };
-  centered_product(rows.x.grouped, dim, lo, hi, panel.q,
-                   RowCenters<T>{rows.center_x.native + lo, rows.center_x.wide + lo}, scratch, finish_rows);
+  centered_product(rows.x.grouped, dim, lo, hi, panel.q, centers_from(rows.center_x, lo), scratch, finish_rows);
   natural_product(rows.grad.natural + lo * value_dim, value_dim, value_dim, pa, hi - lo, panel.value);
   natural_product(rows.q.natural + lo * dim, dim, dim, ds, hi - lo, panel.image);
   natural_product(rows.x.natural + lo * dim, dim, dim, pb, hi - lo, panel.image);
@@ -101,20 +107,21 @@ void add_rows(const core::Problem& p, Panel<T>& panel, const PackedQueries<T>& r
 
 template <class T>
 void write_keys(const Panel<T>& panel, const core::BackwardCall& call, const PackedHead<T>& head,
-                const PackedQueries<T>& queries) {
+                const PackedQueries<T>& queries, int32_t exponent) {
   const core::Problem& p = call.problem;
   T row[kMaxChannels];
   for (int64_t l = 0; l < panel.rows; ++l) {
     const bool bad = queries.any_bad(panel.lane_begin[l], panel.lane_end[l]);
-    const auto write = [&](const core::Operand& to, const T* array, int64_t channels) {
+    const auto write = [&](const core::Operand& to, const T* array, int64_t channels, int32_t power) {
       if (!to) return;
+      const PowerOfTwo<T> undo(power);
       for (int64_t c = 0; c < channels; ++c)
-        row[c] = bad ? std::numeric_limits<T>::quiet_NaN() : array[c * kPanel<T> + l];
+        row[c] = bad ? std::numeric_limits<T>::quiet_NaN() : undo(array[c * kPanel<T> + l]);
       write_row(to, row_offset(to, head.sequence.batch, head.sequence.start_k + panel.first_row + l, head.head_kv),
                 channels, row);
     };
-    write(call.dk, panel.image, p.dim);
-    write(call.dv, panel.value, p.value_dim);
+    write(call.dk, panel.image, p.dim, exponent + head.value_exponent());
+    write(call.dv, panel.value, p.value_dim, exponent);
   }
 }
 
@@ -123,6 +130,7 @@ void backward_keys(const core::BackwardCall& call, const PackedHead<T>& head, co
                    int64_t first_key, int64_t keys, WorkerMemory<T>& memory) {
   const core::Problem& p = call.problem;
   Block<T> block(p, head, memory);
+  int32_t exponent[kMaxPanels];
   for (int64_t j = first_key; j < first_key + keys; j += kPanel<T>) {
     Panel<T>& panel = block.panels[block.count];
     static_cast<PanelMemory<T>&>(panel) = memory.panels[block.count++];
@@ -132,13 +140,18 @@ void backward_keys(const core::BackwardCall& call, const PackedHead<T>& head, co
       for (int64_t c = 0; c < p.dim; ++c) panel.q[c * kPanel<T> + l] = head.k.natural[key * p.dim + c];
       for (int64_t c = 0; c < p.value_dim; ++c) panel.mean_v[c * kPanel<T> + l] = head.v.natural[key * p.value_dim + c];
     }
+    int32_t& largest = exponent[block.count - 1];
+    largest = kNoExponent;
+    for (int64_t r = panel.begin; r < panel.end; ++r) largest = std::max(largest, queries.exponent[r]);
+    if (largest == kNoExponent) largest = 0;
     clear(panel.image, p.dim);
     clear(panel.value, p.value_dim);
     block.count_products(panel, (p.given_x() ? 4 : 6) * p.dim + 2 * p.value_dim);
   }
-  walk(block, nullptr,
-       [&](int i, int64_t lo, int64_t hi) HWY_ATTR { add_rows(p, block.panels[i], queries, lo, hi, memory.tiles); });
-  for (int i = 0; i < block.count; ++i) write_keys(block.panels[i], call, head, queries);
+  walk(block, nullptr, [&](int i, int64_t lo, int64_t hi) HWY_ATTR {
+    add_rows(p, block.panels[i], queries, exponent[i], lo, hi, memory.tiles);
+  });
+  for (int i = 0; i < block.count; ++i) write_keys(block.panels[i], call, head, queries, exponent[i]);
   add_work(block.work);
 }
 

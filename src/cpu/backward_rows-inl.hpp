@@ -2,6 +2,10 @@
 // 2T products. It leaves everything pass B needs of the rows packed in PackedQueries.
 //
 // Of a panel's arrays: x the forward's solution, solution y, value the gradient of o, rhs t.
+//
+// Every row's gradient is divided by the power of two of its largest element as it is read, and by that of the head's
+// largest value, which makes its products with values of size 1. What is linear in the two is multiplied by them as it
+// is written: in between their size is of no consequence, and gradients of 1e-30 have all their digits.
 #if defined(LLA_CPU_BACKWARD_ROWS_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef LLA_CPU_BACKWARD_ROWS_INL_HPP
 #undef LLA_CPU_BACKWARD_ROWS_INL_HPP
@@ -25,7 +29,36 @@ struct GradientLanes {
   HWY_ALIGN T sum_x[kPanel<T>], sum_b[kPanel<T>];  // weighted sums of E and b: 0 but for rounding
   HWY_ALIGN T sum_xb[kPanel<T>];                   // and of their product
   HWY_ALIGN T c[kPanel<T>];
+  HWY_ALIGN T unit[kPanel<T>];  // what gamma - tau amounts to
+  int32_t exponent[kPanel<T>];  // the gradient of o is divided by 2^exponent; kNoExponent: it is zero
+  int32_t value_exponent;       // ... and by this power
+
+  // Of what is linear in gradient and values.
+  PowerOfTwo<T> undo(int64_t lane) const { return PowerOfTwo<T>(both(lane)); }
+  int32_t both(int64_t lane) const { return exponent[lane] == kNoExponent ? 0 : exponent[lane] + value_exponent; }
 };
+
+// Divides each lane's gradient by its powers of two.
+template <class T>
+void scale_gradient(const core::Problem& p, const PackedHead<T>& head, Panel<T>& panel, GradientLanes<T>& lanes) {
+  const auto scale_lane = [&](int64_t l, int32_t exponent) {
+    const PowerOfTwo<T> scale(exponent);
+    for (int64_t e = l; e < p.value_dim * kPanel<T>; e += kPanel<T>) panel.value[e] = scale(panel.value[e]);
+  };
+  for (int64_t l = 0; l < kPanel<T>; ++l) {
+    lanes.exponent[l] = largest_exponent(panel.value + l, p.value_dim, kPanel<T>);
+    if (lanes.exponent[l] != kNoExponent) scale_lane(l, -lanes.exponent[l]);
+  }
+  lane_dots(panel.value, panel.value, p.value_dim, lanes.unit);
+  lanes.value_exponent = head.value_exponent();
+  const T spread = head.tiles() > 0 ? *std::max_element(head.value_spread, head.value_spread + head.tiles()) : T{0};
+  // The spread of normal numbers is about five times their deviation.
+  const T deviation = PowerOfTwo<T>(-lanes.value_exponent)(spread) / 5;
+  for (int64_t l = 0; l < kPanel<T>; ++l) {
+    lanes.unit[l] = std::sqrt(lanes.unit[l] / static_cast<T>(p.value_dim)) * deviation;
+    scale_lane(l, -lanes.value_exponent);
+  }
+}
 
 template <class T>
 void read_saved(Panel<T>& panel, const core::Problem& p, const PackedHead<T>& head, const T* saved) {
@@ -45,8 +78,10 @@ void read_saved(Panel<T>& panel, const core::Problem& p, const PackedHead<T>& he
       good = false;
       panel.mark_bad(l);
     }
-    panel.max[l] = good ? saved[at.max + r] : T{0};
+    const bool shifted = good && head.shifted && !panel.empty(l);
+    panel.max[l] = good ? saved[at.max + r] - (shifted ? panel.offset[l] : T{0}) : T{0};
     put_lane(panel.mean_k, l, p.dim, good ? mean_k : zeros);
+    for (int64_t c = 0; c < p.dim && shifted; ++c) panel.mean_k[c * kPanel<T> + l] -= head.shift[c];
     put_lane(panel.mean_v, l, p.value_dim, good ? mean_v : zeros);
     put_lane(panel.x, l, p.dim, good ? x : zeros);
   }
@@ -59,7 +94,7 @@ void find_t(Block<T>& block, const GradientLanes<T>* lanes) {
   for (int i = 0; i < block.count; ++i) {
     Panel<T>& panel = block.panels[i];
     clear_statistics(panel);
-    std::fill_n(panel.row_sum, kPanel<T>, T{0});
+    for (T* sums : {panel.row_sum, panel.spread}) std::fill_n(sums, kPanel<T>, T{0});
     panel.center = lanes[i].tau;
     clear(panel.rhs, dim);
     block.count_products(panel, 2 * dim + value_dim);
@@ -71,7 +106,7 @@ void find_t(Block<T>& block, const GradientLanes<T>* lanes) {
     T* const u = block.memory.tiles[0];
     logits_tile(panel, head.k.grouped, dim, lo, hi, weights);
     logits_to_weights<true>(panel, weights, lo, hi, head.key_squares);
-    centered_tile(panel, head.v.grouped, value_dim, lo, hi, panel.value, weights, block.memory.tiles[3], u);
+    centered_tile<true>(panel, head.v.grouped, value_dim, lo, hi, panel.value, weights, block.memory.tiles[3], u);
     natural_product(head.k.natural + lo * dim, dim, dim, u, hi - lo, panel.rhs);
   });
   for (int i = 0; i < block.count; ++i) {
@@ -79,6 +114,8 @@ void find_t(Block<T>& block, const GradientLanes<T>* lanes) {
     finish_statistics(panel, dim);
     center_and_divide<false>(panel, panel.rhs, panel.mean_k, dim);
     for (int64_t l = 0; l < kPanel<T>; ++l) {
+      const T mean = panel.omega[l] > 0 ? panel.row_sum[l] / panel.omega[l] : T{0};
+      panel.spread[l] = panel.omega[l] > 0 ? std::max(T{0}, panel.spread[l] / panel.omega[l] - mean * mean) : T{0};
       if (!panel.bad[l]) continue;
       for (int64_t c = 0; c < dim; ++c) panel.rhs[c * kPanel<T> + l] = 0;
     }
@@ -169,8 +206,8 @@ void find_dq(Block<T>& block, GradientLanes<T>* lanes) {
 
 // The ridge's gradient of one row: - x y by channel, summed where the ridge is one number.
 template <class T>
-void write_ridge_gradient(const Panel<T>& panel, const core::BackwardCall& call, const RowPlace& at, int64_t lane,
-                          double* ridge_rows) {
+void write_ridge_gradient(const Panel<T>& panel, const GradientLanes<T>& lanes, const core::BackwardCall& call,
+                          const RowPlace& at, int64_t lane, double* ridge_rows) {
   const core::Problem& p = call.problem;
   T row[kMaxChannels];
   double sum = 0;
@@ -179,7 +216,12 @@ void write_ridge_gradient(const Panel<T>& panel, const core::BackwardCall& call,
                              : -panel.x[c * kPanel<T> + lane] * panel.solution[c * kPanel<T> + lane];
     sum += static_cast<double>(row[c]);
   }
-  if (p.ridge == core::RidgeShape::dimension) return write_row(call.dridge, row_offset(call.dridge, at), p.dim, row);
+  if (p.ridge == core::RidgeShape::dimension) {
+    const PowerOfTwo<T> undo = lanes.undo(lane);
+    for (int64_t c = 0; c < p.dim; ++c) row[c] = undo(row[c]);
+    return write_row(call.dridge, row_offset(call.dridge, at), p.dim, row);
+  }
+  sum = PowerOfTwo<double>(lanes.both(lane))(sum);
   if (ridge_rows) {
     ridge_rows[at.index] = sum;
     return;
@@ -205,29 +247,35 @@ void write_rows(const Panel<T>& panel, const GradientLanes<T>& lanes, const core
     const int64_t r = panel.first_row + l;
     const RowPlace at = row_place(p, head, r);
     const bool bad = panel.bad[l], used = !bad && panel.omega[l] > 0;
+    const PowerOfTwo<T> undo = lanes.undo(l);
     if (call.dq) {
       for (int64_t c = 0; c < p.dim; ++c) {
         const int64_t e = c * kPanel<T> + l;
-        row[c] = bad ? nan : scale * panel.image[e] + panel.solution[e];
+        row[c] = bad ? nan : undo(scale * panel.image[e] + panel.solution[e]);
       }
       write_row(call.dq, row_offset(call.dq, at), p.dim, row);
     }
     if (call.dx) {
-      for (int64_t c = 0; c < p.dim; ++c) row[c] = bad ? nan : panel.rhs[c * kPanel<T> + l];
+      for (int64_t c = 0; c < p.dim; ++c) row[c] = bad ? nan : undo(panel.rhs[c * kPanel<T> + l]);
       write_row(call.dx, row_offset(call.dx, at), p.dim, row);
     }
-    if (call.dridge) write_ridge_gradient(panel, call, at, l, ridge_rows);
+    if (call.dridge) write_ridge_gradient(panel, lanes, call, at, l, ridge_rows);
     // Pass B sums natural rows of q with the scale, grouped rows are logits; y is subtracted there.
     put({queries.q.natural, nullptr}, r, panel.q, l, p.dim, used ? static_cast<T>(0.69314718055994530942) : T{0});
     put({nullptr, queries.q.grouped}, r, panel.q, l, p.dim, used ? T{1} : T{0});
     put(queries.x, r, panel.x, l, p.dim, used ? T{1} : T{0});
     put({queries.y.natural, nullptr}, r, panel.solution, l, p.dim, used ? T{-1} : T{0});
     put({nullptr, queries.y.grouped}, r, panel.solution, l, p.dim, used ? T{1} : T{0});
-    put(queries.grad, r, panel.value, l, p.value_dim, used ? T{1} : T{0});
+    // grouped rows of the gradient meet the values, natural ones are summed up to dv.
+    put({nullptr, queries.grad.grouped}, r, panel.value, l, p.value_dim, used ? T{1} : T{0});
+    const PowerOfTwo<T> of_values(lanes.value_exponent);
+    for (int64_t c = 0; c < p.value_dim; ++c) row[c] = used ? of_values(panel.value[c * kPanel<T> + l]) : T{0};
+    PackedRows<T>{queries.grad.natural, nullptr}.put(r, p.value_dim, row);
     queries.max[r] = panel.max[l];
     queries.inverse_omega[r] = used ? 1 / panel.omega[l] : T{0};
     const auto put_center = [&](const CenterRows<T>& to, const LaneCenters<T>& from) {
       to.native[r] = used ? from.native[l] : T{0};
+      to.precise[r] = used ? from.precise[l] : T{0};
       to.wide[r] = used && from.precise[l] != 0 ? from.wide[l] : 0.0;
     };
     put_center(queries.tau, lanes.tau);
@@ -236,8 +284,32 @@ void write_rows(const Panel<T>& panel, const GradientLanes<T>& lanes, const core
     queries.shift_x[r] = used ? lanes.sum_x[l] : T{0};
     queries.shift_b[r] = used ? lanes.sum_b[l] : T{0};
     queries.c[r] = used ? lanes.c[l] : T{0};
+    queries.exponent[r] = used ? lanes.exponent[l] : kNoExponent;
     queries.bad[r] = bad;
     if (bad) queries.bad_count->fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+// Rows whose gradients are not to be trusted say so: where rounding the saved x moves (k - mean).x by as much as matters
+// (a tiny ridge makes x long), and where dq is not finite.
+template <class T>
+void report_rows(Panel<T>& panel, const core::Problem& p) {
+  HWY_ALIGN T squares[kPanel<T>], nothing[kPanel<T>];
+  lane_dots(panel.x, panel.x, p.dim, squares);
+  for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
+    auto sum = hn::Zero(Tag<T>());  // of differences that are 0 or, where something is not finite, NaN
+    for (int64_t e = at; e < p.dim * kPanel<T>; e += kPanel<T>) {
+      const auto value = hn::Add(load(panel.image + e), load(panel.solution + e));
+      sum = hn::Add(sum, hn::Sub(value, value));
+    }
+    store(sum, nothing + at);
+  }
+  for (int64_t l = 0; l < panel.rows; ++l) {
+    if (panel.bad[l] || panel.empty(l)) continue;
+    const double moved = std::sqrt(static_cast<double>(squares[l]) * static_cast<double>(panel.variance[l]) *
+                                   static_cast<double>(p.dim)) *
+                         static_cast<double>(std::numeric_limits<T>::epsilon()) / 2;
+    if ((!p.given_x() && moved > 0.1) || nothing[l] != 0) panel.status[l] = LLA_ROW_BREAKDOWN;
   }
 }
 
@@ -255,10 +327,12 @@ void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, co
     mark_bad_keys(panel, head);
     read_lanes(panel, p, head, call.q, p.dim, huge_bits<T>(), panel.q);
     for (int64_t e = 0; e < p.dim * kPanel<T>; ++e) panel.q[e] *= log2_scale;
+    find_offsets(panel, head, p.dim);
     read_lanes(panel, p, head, call.grad_o, p.value_dim, infinity_bits<T>(), panel.value);
     read_saved(panel, p, head, static_cast<const T*>(call.saved));
     if (!p.given_x()) read_ridge(panel, p, head, call.ridge);
-    lanes[block.count].tau.set(panel.value, panel.mean_v, p.value_dim);
+    scale_gradient(p, head, panel, lanes[block.count]);
+    lanes[block.count].tau.set_by_size(panel.value, panel.mean_v, p.value_dim, lanes[block.count].unit);
     ++block.count;
   }
   find_t(block, lanes);
@@ -266,7 +340,7 @@ void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, co
   for (int i = 0; i < block.count; ++i) {
     Panel<T>& panel = block.panels[i];
     GradientLanes<T>& g = lanes[i];
-    g.x.set(panel.x, panel.mean_k, p.dim);
+    g.x.set_by_size(panel.x, panel.mean_k, p.dim);
     if (p.given_x()) {
       clear(panel.solution, p.dim);
       lane_dots(panel.x, panel.rhs, p.dim, g.c);
@@ -279,7 +353,7 @@ void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, co
         g.c[l] = std::isfinite(g.c[l]) ? g.c[l] + ridge_part[l] : T{0};  // an estimate; anything finite will do
       }
     }
-    g.y.set(panel.solution, panel.mean_k, p.dim);
+    g.y.set_by_size(panel.solution, panel.mean_k, p.dim, g.unit);
   }
   find_dq(block, lanes);
   for (int i = 0; i < block.count; ++i) {
@@ -287,6 +361,7 @@ void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, co
     for (int64_t l = 0; l < panel.rows; ++l) {
       if (!(panel.omega[l] > 0)) panel.mark_bad(l);
     }
+    report_rows(panel, p);
     write_rows(panel, lanes[i], call, head, queries, ridge_rows);
     write_info(panel, p, head, call.info);
   }

@@ -20,7 +20,8 @@ HWY_BEFORE_NAMESPACE();
 namespace lla::cpu {
 namespace HWY_NAMESPACE {
 
-// From this |center| on double pays: below, the error of the difference is about 1e-6 at most.
+// From this |center| on, in units of what the differences amount to, double pays: below, the error of a difference is
+// about 1e-6 at most.
 constexpr float kPreciseFrom = 16;
 
 // Conjugate gradients take a row's products in double where its mean key is long against its keys' spread and the
@@ -37,16 +38,25 @@ struct LaneCenters {
   HWY_ALIGN T native[kPanel<T>];
   HWY_ALIGN double wide[kPanel<T>];
   HWY_ALIGN T precise[kPanel<T>];  // 1 for lanes whose products are taken in double, else 0
+  const T* low;                    // what rounding took off u, or null; counts where products are taken in double
 
-  void set(const T* u, const T* mean, int64_t channels) {
+  // unit: lane by lane, what the differences amount to; 1 where none is given, as for E, which is compared with 1. Where
+  // there is a low part, its lanes are taken in double whatever their center.
+  void set_by_size(const T* u, const T* mean, int64_t channels, const T* unit = nullptr, const T* low_part = nullptr,
+                   const bool* low_lanes = nullptr) {
     lane_dots(u, mean, channels, native);
-    for (int64_t l = 0; l < kPanel<T>; ++l)
-      precise[l] = sizeof(T) == 4 && std::abs(native[l]) > kPreciseFrom ? T{1} : T{0};
+    for (int64_t l = 0; l < kPanel<T>; ++l) {
+      const T from = static_cast<T>(kPreciseFrom) * (unit ? unit[l] : T{1});
+      const bool counts = std::abs(native[l]) > from || (low_part && low_lanes[l]);
+      precise[l] = sizeof(T) == 4 && counts ? T{1} : T{0};
+    }
+    low = low_part;
     set_wide(u, mean, channels);
   }
-  void set(const T* u, const T* mean, int64_t channels, const T* precise_lanes) {
+  void set_precise(const T* u, const T* mean, int64_t channels, const T* precise_lanes) {
     lane_dots(u, mean, channels, native);
     std::copy_n(precise_lanes, kPanel<T>, precise);
+    low = nullptr;
     set_wide(u, mean, channels);
   }
   bool any_precise(int64_t) const {
@@ -67,7 +77,9 @@ struct LaneCenters {
         auto sum = hn::Zero(d);
         for (int64_t c = 0; c < channels; ++c) {
           const int64_t e = c * kPanel<T> + at;
-          sum = hn::MulAdd(hn::PromoteTo(d, hn::LoadU(df, u + e)), hn::PromoteTo(d, hn::LoadU(df, mean + e)), sum);
+          auto value = hn::PromoteTo(d, hn::LoadU(df, u + e));
+          if (low) value = hn::Add(value, hn::PromoteTo(d, hn::LoadU(df, low + e)));
+          sum = hn::MulAdd(value, hn::PromoteTo(d, hn::LoadU(df, mean + e)), sum);
         }
         store(sum, wide + at);
       }
@@ -78,17 +90,17 @@ struct LaneCenters {
 // One center a row, from the first row of the tile on, as in pass B of the backward.
 template <class T>
 struct RowCenters {
+  static constexpr const T* low = nullptr;
   const T* native;
+  const T* precise;
   const double* wide;
 
   bool any_precise(int64_t rows) const {
-    return sizeof(T) == 4 && std::any_of(native, native + rows, [](T c) { return std::abs(c) > kPreciseFrom; });
+    return sizeof(T) == 4 && std::any_of(precise, precise + rows, [](T x) { return x != 0; });
   }
   HWY_INLINE Vec<T> at(int64_t row, int64_t) const { return splat(native[row]); }
   HWY_INLINE Vec<double> wide_at(int64_t row, int64_t) const { return splat(wide[row]); }
-  HWY_INLINE auto precise_at(int64_t row, int64_t) const {
-    return hn::Gt(hn::Abs(splat(native[row])), splat(static_cast<T>(kPreciseFrom)));
-  }
+  HWY_INLINE auto precise_at(int64_t row, int64_t) const { return hn::Gt(splat(precise[row]), hn::Zero(Tag<T>())); }
 };
 
 // to[j] = grouped row j . vector - center, for rows [lo, hi) and on to the end of a register block of grouped_product:
@@ -109,7 +121,12 @@ HWY_NOINLINE void precise_tile(const float* grouped, int64_t channels, int64_t l
     const float* b = vector;
     for (int64_t c = 0; c < channels; ++c, a += kGroup, b += kPanel<float>) {
       Vec<double> wide[kWide];
-      for (int v = 0; v < kWide; ++v) wide[v] = hn::PromoteTo(d, hn::LoadU(df, b + v * kLanes<double>));
+      for (int v = 0; v < kWide; ++v) {
+        wide[v] = hn::PromoteTo(d, hn::LoadU(df, b + v * kLanes<double>));
+        if (centers.low) {
+          wide[v] = hn::Add(wide[v], hn::PromoteTo(d, hn::LoadU(df, centers.low + (b - vector) + v * kLanes<double>)));
+        }
+      }
       for (int i = 0; i < kHalf; ++i) {
         const auto ai = splat(static_cast<double>(a[i]));
         for (int v = 0; v < kWide; ++v) sums[i][v] = hn::MulAdd(ai, wide[v], sums[i][v]);

@@ -13,6 +13,7 @@
 
 #include "cpu/cost.hpp"
 #include "cpu/panel-inl.hpp"
+#include "cpu/stop-inl.hpp"
 #include "cpu/work.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -20,7 +21,12 @@ namespace lla::cpu {
 namespace HWY_NAMESPACE {
 
 // How far a lane's solve has come.
-enum Lane : int { kDone = 0, kRunning = 1, kUnfinished = 2 /* to be solved directly, where that is allowed */ };
+enum Lane : int {
+  kDone = 0,
+  kRunning = 1,
+  kUnfinished = 2,  // to be solved directly, where that is allowed
+  kDoubtful = 3     // stopped, but to be checked
+};
 
 template <class T>
 struct CgLanes {
@@ -29,14 +35,21 @@ struct CgLanes {
   HWY_ALIGN T pmp[kPanel<T>];        // direction . direction / preconditioner
   HWY_ALIGN T curvature[kPanel<T>];  // largest direction . image / pmp seen
   HWY_ALIGN T smallest_ridge[kPanel<T>];
+  HWY_ALIGN T limit[kPanel<T>];       // square of the residual to stop at, known better as the solution is
+  HWY_ALIGN T key_length[kPanel<T>];  // root of the mean |k|^2
+  HWY_ALIGN T query_squares[kPanel<T>];
+  HWY_ALIGN T rr_checked[kPanel<T>];  // of the last check that missed, 0 before the first
+  double noise[kPanel<T>];            // how far a stopped lane's b - A x may be from what it reports
   Lane lane[kPanel<T>];
   HWY_ALIGN T precise[kPanel<T>];  // 1 where products with the direction are taken in double, else 0
+  bool checking;                   // this pass forms b - A x of the doubtful lanes
 };
 
 // A block of rows that share their walks over the keys.
 template <class T>
 struct Block {
   const core::Problem& problem;
+  const core::StopRule stop;
   const PackedHead<T>& head;
   WorkerMemory<T>& memory;
   int count = 0;  // panels
@@ -44,7 +57,7 @@ struct Block {
   CgLanes<T> cg[kMaxPanels];
   Work work;
 
-  Block(const core::Problem& p, const PackedHead<T>& h, WorkerMemory<T>& m) : problem(p), head(h), memory(m) {}
+  Block(const core::Problem& p, const PackedHead<T>& h, WorkerMemory<T>& m) : problem(p), stop(core::stop_rule(p)), head(h), memory(m) {}
 
   int64_t first_tile() const {
     int64_t first = panels[0].begin;
@@ -73,23 +86,32 @@ HWY_INLINE void walk(Block<T>& block, const bool* running, const Visit& visit) {
   }
 }
 
-// u[j] = w[j] (k_j . vector - center) for the keys [lo, hi); panel.row_sum += its sums.
-template <class T>
+// u[j] = w[j] (k_j . vector - center) for the keys [lo, hi); panel.row_sum += its sums. With kSquares panel.spread +=
+// the sums of w[j] (k_j . vector - center)^2.
+template <bool kSquares = false, class T>
 HWY_INLINE void centered_tile(Panel<T>& panel, const T* keys_grouped, int64_t dim, int64_t lo, int64_t hi,
                               const T* vector, const T* weights, T* scratch, T* u) {
-  auto sum0 = hn::Zero(Tag<T>()), sum1 = hn::Zero(Tag<T>());
+  auto sum0 = hn::Zero(Tag<T>()), sum1 = sum0, squares0 = sum0, squares1 = sum0;
   const auto epilogue = [&](int64_t j, Vec<T> e0, Vec<T> e1) HWY_ATTR {
     const int64_t at = j * kPanel<T>;
     const auto u0 = hn::Mul(load(weights + at), e0);
     const auto u1 = hn::Mul(load(weights + at + kLanes<T>), e1);
     sum0 = hn::Add(sum0, u0);
     sum1 = hn::Add(sum1, u1);
+    if (kSquares) {
+      squares0 = hn::MulAdd(u0, e0, squares0);
+      squares1 = hn::MulAdd(u1, e1, squares1);
+    }
     store(u0, u + at);
     store(u1, u + at + kLanes<T>);
   };
   centered_product(keys_grouped, dim, lo, hi, vector, panel.center, scratch, epilogue);
   store(hn::Add(load(panel.row_sum), sum0), panel.row_sum);
   store(hn::Add(load(panel.row_sum + kLanes<T>), sum1), panel.row_sum + kLanes<T>);
+  if (kSquares) {
+    store(hn::Add(load(panel.spread), squares0), panel.spread);
+    store(hn::Add(load(panel.spread + kLanes<T>), squares1), panel.spread + kLanes<T>);
+  }
 }
 
 // image = A direction, for the running panels, but for the ridge's part.
@@ -99,7 +121,7 @@ void apply_covariance(Block<T>& block, const bool* running) {
   for (int i = 0; i < block.count; ++i) {
     if (!running[i]) continue;
     Panel<T>& panel = block.panels[i];
-    panel.center.set(panel.direction, panel.mean_k, dim, block.cg[i].precise);
+    panel.center.set_precise(panel.direction, panel.mean_k, dim, block.cg[i].precise);
     clear(panel.image, dim);
     std::fill_n(panel.row_sum, kPanel<T>, T{0});
     block.count_products(panel, (panel.weights ? 2 : 3) * dim);
@@ -151,8 +173,15 @@ void start_cg(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
     store(rr, s.rr_start + at);
     store(mean_squares, s.curvature + at);
   }
+  s.checking = false;
+  lane_dots(panel.q, panel.q, dim, s.query_squares);
   for (int64_t l = 0; l < kPanel<T>; ++l) {
     s.precise[l] = precise_iterations(s.curvature[l], panel.variance[l], dim, block.problem.tolerance) ? T{1} : T{0};
+    s.key_length[l] = std::sqrt(panel.variance[l] * static_cast<T>(dim) + s.curvature[l]);
+    const double start = block.stop.start(1, panel.lane_end[l] - panel.lane_begin[l]);
+    s.limit[l] = static_cast<T>(start * start) * s.rr_start[l];
+    s.rr_checked[l] = 0;
+    s.noise[l] = 0;
     // Rounding of the mean key alone gives u . A u up to (eps |u| |mean|)^2: less than that is no curvature.
     const T scale = s.smallest_ridge[l] + panel.variance[l];
     s.curvature[l] =
@@ -162,12 +191,85 @@ void start_cg(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
   }
 }
 
+// Running lanes whose residual has reached their limit stop, if it is still their limit for the solution they have now.
+template <class T>
+void stop_lanes(const Block<T>& block, const Panel<T>& panel, CgLanes<T>& s) {
+  const SolutionSizes<T> sizes(panel, block.problem.dim);
+  for (int64_t l = 0; l < kPanel<T>; ++l) {
+    if (s.lane[l] != kRunning || s.rr[l] > s.limit[l]) continue;
+    const T limit = stop_limit(block.stop, sizes, panel, s.rr_start[l], s.smallest_ridge[l], l);
+    const double steepest =
+        static_cast<double>(s.curvature[l]) * static_cast<double>(s.smallest_ridge[l] + panel.variance[l]);
+    const Noise<T> noise(sizes, l, std::sqrt(static_cast<double>(s.rr_start[l])), static_cast<double>(s.key_length[l]),
+                         steepest, std::sqrt(static_cast<double>(s.query_squares[l])));
+    const bool doubtful = s.precise[l] != 0 || s.rr_checked[l] > 0 || 2 * noise.drift > static_cast<double>(limit);
+    s.noise[l] = noise.rounding + (doubtful ? 0.0 : noise.drift);
+    // What it will report, noise included, is to be within the limit, unless the arithmetic cannot give that.
+    const T within = limit - static_cast<T>(s.noise[l]);
+    s.limit[l] = 2 * within > limit ? within * within : limit * limit;
+    if (s.rr[l] <= s.limit[l]) s.lane[l] = doubtful ? kDoubtful : kDone;
+  }
+}
+
+// Before a pass that forms b - A x of the doubtful lanes: they stand in for the direction.
+template <class T>
+void start_check(const Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
+  s.checking = true;
+  HWY_ALIGN T wanted[kPanel<T>];
+  for (int64_t l = 0; l < kPanel<T>; ++l) {
+    wanted[l] = s.lane[l] == kDoubtful ? T{1} : T{0};
+    s.precise[l] = sizeof(T) == 4 ? wanted[l] : T{0};
+  }
+  for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
+    const auto factor = load(wanted + at);
+    for (int64_t e = at; e < block.problem.dim * kPanel<T>; e += kPanel<T>) {
+      store(hn::Mul(factor, load(panel.solution + e)), panel.direction + e);
+    }
+  }
+}
+
+// After that pass, image = covariance * solution: lanes that hold are done, the others start again from what is left,
+// as long as a start leaves less than half of what the last one did. Returns whether any lane goes on.
+template <class T>
+bool finish_check(const Block<T>& block, Panel<T>& panel, CgLanes<T>& s, int limit) {
+  s.checking = false;
+  bool any = false;
+  for (int64_t l = 0; l < kPanel<T>; ++l) {
+    if (s.lane[l] != kDoubtful) continue;
+    double rr = 0, rz = 0;
+    for (int64_t e = l; e < block.problem.dim * kPanel<T>; e += kPanel<T>) {
+      const T inverse = panel.preconditioner[e];
+      const T r = inverse > 0 ? (panel.rhs[e] - panel.ridge[e] * panel.solution[e]) - panel.image[e] : T{0};
+      panel.residual[e] = r;
+      panel.direction[e] = inverse * r;
+      rr += static_cast<double>(r) * static_cast<double>(r);
+      rz += static_cast<double>(r) * static_cast<double>(inverse * r);
+    }
+    s.rr[l] = static_cast<T>(rr);
+    s.rz[l] = s.pmp[l] = static_cast<T>(rz);
+    if (s.rr[l] <= std::max(s.limit[l], static_cast<T>(s.noise[l] * s.noise[l]))) {
+      s.lane[l] = kDone;
+    } else if (!std::isfinite(s.rr[l]) || (s.rr_checked[l] > 0 && 4 * s.rr[l] > s.rr_checked[l])) {
+      panel.status[l] = LLA_ROW_BREAKDOWN;  // rounding is all that is left
+      s.lane[l] = kUnfinished;
+    } else if (panel.iterations[l] >= limit) {
+      panel.status[l] = LLA_ROW_MAX_ITERATIONS;
+      s.lane[l] = kUnfinished;
+    } else {
+      s.lane[l] = kRunning;
+      s.rr_checked[l] = s.rr[l];
+    }
+    s.active[l] = s.lane[l] == kRunning ? T{1} : T{0};
+    any |= s.lane[l] == kRunning;
+  }
+  return any;
+}
+
 // One iteration's vector work, with image = covariance * direction given. Returns whether any lane goes on.
 template <class T>
-bool step_cg(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
+bool step_cg(Block<T>& block, Panel<T>& panel, CgLanes<T>& s, int limit) {
   constexpr T kVanishing = 8 * std::numeric_limits<T>::epsilon();
   const int64_t end = block.problem.dim * kPanel<T>;
-  const T tolerance2 = static_cast<T>(block.problem.tolerance * block.problem.tolerance);
   HWY_ALIGN T rr_new[kPanel<T>], usable[kPanel<T>], beta_of[kPanel<T>];
   for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
     const auto zero = hn::Zero(Tag<T>());
@@ -207,7 +309,7 @@ bool step_cg(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
     store(beta, beta_of + at);
     store(hn::IfThenElseZero(good, splat(T{1})), usable + at);
   }
-  bool any = false;
+  bool any = false, reached = false;
   for (int64_t l = 0; l < kPanel<T>; ++l) {
     if (s.lane[l] != kRunning) continue;
     ++panel.iterations[l];
@@ -216,7 +318,14 @@ bool step_cg(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
       s.lane[l] = kUnfinished;
     } else {
       s.rr[l] = rr_new[l];
-      if (rr_new[l] <= tolerance2 * s.rr_start[l]) s.lane[l] = kDone;
+      reached |= rr_new[l] <= s.limit[l];
+    }
+  }
+  if (reached) stop_lanes(block, panel, s);
+  for (int64_t l = 0; l < kPanel<T>; ++l) {
+    if (s.lane[l] == kRunning && panel.iterations[l] >= limit) {
+      panel.status[l] = LLA_ROW_MAX_ITERATIONS;
+      s.lane[l] = kUnfinished;
     }
     s.active[l] = s.lane[l] == kRunning ? T{1} : T{0};
     any |= s.lane[l] == kRunning;
@@ -248,27 +357,32 @@ bool hand_over_ill_conditioned(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) 
   return any;
 }
 
+// What a panel's lanes report once none goes on.
+template <class T>
+void finish_cg(Panel<T>& panel, CgLanes<T>& s) {
+  for (int64_t l = 0; l < kPanel<T>; ++l) {
+    if (!(s.rr_start[l] > 0)) {
+      panel.relative_residual[l] = 0;
+      continue;
+    }
+    double residual = std::sqrt(static_cast<double>(s.rr[l]));
+    if (s.lane[l] == kDone) residual += s.noise[l];
+    panel.relative_residual[l] = static_cast<T>(residual / std::sqrt(static_cast<double>(s.rr_start[l])));
+  }
+}
+
 // Iterates the running panels until their lanes have met the tolerance, broken down or reached the panel's limit.
 template <class T>
 void run_cg(Block<T>& block, bool* running, const int* limit, bool automatic) {
-  const auto finish = [&](int i) {
-    Panel<T>& panel = block.panels[i];
-    CgLanes<T>& s = block.cg[i];
-    for (int64_t l = 0; l < kPanel<T>; ++l) {
-      if (s.lane[l] == kRunning) {
-        panel.status[l] = LLA_ROW_MAX_ITERATIONS;
-        s.lane[l] = kUnfinished;
-      }
-      panel.relative_residual[l] = s.rr_start[l] > 0 ? std::sqrt(s.rr[l] / s.rr_start[l]) : T{0};
-    }
-    running[i] = false;
+  const auto has = [](const CgLanes<T>& s, Lane kind) {
+    return std::find(s.lane, s.lane + kPanel<T>, kind) != s.lane + kPanel<T>;
   };
   bool any = false;
   for (int i = 0; i < block.count; ++i) {
     if (!running[i]) continue;
     block.work.cg_pairs += block.panels[i].pairs;
-    const Lane* lanes = block.cg[i].lane;
-    if (std::find(lanes, lanes + kPanel<T>, kRunning) == lanes + kPanel<T>) finish(i);
+    running[i] = has(block.cg[i], kRunning);
+    if (!running[i]) finish_cg(block.panels[i], block.cg[i]);
     any |= running[i];
   }
   for (int iteration = 1; any; ++iteration) {
@@ -277,11 +391,17 @@ void run_cg(Block<T>& block, bool* running, const int* limit, bool automatic) {
     for (int i = 0; i < block.count; ++i) {
       if (!running[i]) continue;
       Panel<T>& panel = block.panels[i];
+      CgLanes<T>& s = block.cg[i];
       block.work.iteration_pairs += panel.pairs;
-      bool go_on = step_cg(block, panel, block.cg[i]);
-      if (automatic && iteration == 1) go_on = hand_over_ill_conditioned(block, panel, block.cg[i]);
-      if (!go_on || iteration >= limit[i]) finish(i);
-      any |= running[i];
+      bool go_on = s.checking ? finish_check(block, panel, s, limit[i]) : step_cg(block, panel, s, limit[i]);
+      if (automatic && iteration == 1) go_on = hand_over_ill_conditioned(block, panel, s);
+      if (!go_on && has(s, kDoubtful)) {
+        start_check(block, panel, s);
+        go_on = true;
+      }
+      running[i] = go_on;
+      if (!go_on) finish_cg(panel, s);
+      any |= go_on;
     }
   }
 }

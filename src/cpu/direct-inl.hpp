@@ -159,11 +159,18 @@ void finish_matrix(const Panel<T>& panel, const DirectMemory& m, int64_t dim, in
   }
 }
 
+// Whether rounding a solution of this square shows: it moves (k - mean).x, which stands beside 1, by about this much.
+template <class T>
+bool needs_low_part(double squares, T variance, int64_t dim) {
+  return sizeof(T) == 4 && std::sqrt(squares * static_cast<double>(variance) * static_cast<double>(dim)) * 0x1p-24 > 1e-5;
+}
+
 // Solves the lanes conjugate gradients left unfinished (all that have something to solve, if they did not run).
 template <class T>
 void solve_directly(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
   const int64_t dim = block.problem.dim;
   const DirectMemory& m = block.memory.direct;
+  if (std::any_of(s.lane, s.lane + kPanel<T>, [](Lane lane) { return lane != kDone; })) clear(panel.low, dim);
   for (int64_t lane = 0; lane < kPanel<T>; lane += kDirect) {
     int64_t begin = panel.end, end = panel.begin, wanted = 0;
     uint64_t pairs = 0;
@@ -188,9 +195,18 @@ void solve_directly(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
       panel.status[lane + l] = dropped[l] ? LLA_ROW_BREAKDOWN : LLA_ROW_OK;
       panel.iterations[lane + l] = -1;
       panel.relative_residual[lane + l] = -1;
+      double squares = 0;
       for (int64_t c = 0; c < dim; ++c) {
-        panel.solution[c * kPanel<T> + lane + l] = static_cast<T>(m.solution[c * kDirect + l]);
-        panel.residual[c * kPanel<T> + lane + l] = 0;
+        const double value = m.solution[c * kDirect + l];
+        const int64_t at = c * kPanel<T> + lane + l;
+        panel.solution[at] = static_cast<T>(value);
+        panel.residual[at] = 0;
+        squares += value * value;
+      }
+      panel.low_lanes[lane + l] = needs_low_part<T>(squares, panel.variance[lane + l], dim);
+      for (int64_t c = 0; c < dim && panel.low_lanes[lane + l]; ++c) {
+        const int64_t at = c * kPanel<T> + lane + l;
+        panel.low[at] = static_cast<T>(m.solution[c * kDirect + l] - static_cast<double>(panel.solution[at]));
       }
     }
     block.work.direct_flops += 2 * pairs * static_cast<uint64_t>(DirectMemory::entries(dim));

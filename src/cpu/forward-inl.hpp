@@ -92,7 +92,7 @@ void find_output(Block<T>& block) {
   const int64_t dim = block.problem.dim, value_dim = block.problem.value_dim;
   for (int i = 0; i < block.count; ++i) {
     Panel<T>& panel = block.panels[i];
-    panel.center.set(panel.solution, panel.mean_k, dim);
+    panel.center.set_by_size(panel.solution, panel.mean_k, dim, nullptr, panel.low_part(), panel.low_lanes);
     std::fill_n(panel.row_sum, kPanel<T>, T{0});
     clear(panel.value, value_dim);
     block.count_products(panel, (panel.weights ? 1 : 2) * dim + value_dim);
@@ -114,9 +114,10 @@ void write_saved(const Panel<T>& panel, const core::Problem& p, const PackedHead
   const core::SavedLayout at(p);
   for (int64_t l = 0; l < panel.rows; ++l) {
     const int64_t r = row_place(p, head, panel.first_row + l).index;
-    saved[at.max + r] = panel.max[l];
-    saved[at.omega + r] = panel.omega[l];
+    saved[at.max + r] = panel.empty(l) ? T{0} : panel.max[l] + panel.offset[l];
+    saved[at.omega + r] = panel.offset_rest[l] == 0 ? panel.omega[l] : panel.omega[l] * std::exp2(panel.offset_rest[l]);
     get_lane(panel.mean_k, l, p.dim, saved + at.mean_k + r * p.dim);
+    for (int64_t c = 0; c < p.dim && head.shifted && !panel.empty(l); ++c) saved[at.mean_k + r * p.dim + c] += head.shift[c];
     get_lane(panel.mean_v, l, p.value_dim, saved + at.mean_v + r * p.value_dim);
     get_lane(panel.solution, l, p.dim, saved + at.x + r * p.dim);
     if (panel.bad[l]) {
@@ -129,8 +130,9 @@ void write_saved(const Panel<T>& panel, const core::Problem& p, const PackedHead
   }
 }
 
+// A row whose output its type cannot hold (values near the end of the range) says so.
 template <class T>
-void write_output(const Panel<T>& panel, const core::ForwardCall& call, const PackedHead<T>& head) {
+void write_output(Panel<T>& panel, const core::ForwardCall& call, const PackedHead<T>& head) {
   const core::Problem& p = call.problem;
   T row[kMaxChannels];
   for (int64_t l = 0; l < panel.rows; ++l) {
@@ -139,6 +141,10 @@ void write_output(const Panel<T>& panel, const core::ForwardCall& call, const Pa
       std::fill_n(row, p.value_dim, std::numeric_limits<T>::quiet_NaN());
     } else {
       get_lane(panel.value, l, p.value_dim, row);
+      const T largest = static_cast<T>(core::largest_finite(call.o.dtype));
+      if (!std::all_of(row, row + p.value_dim, [&](T x) { return std::abs(x) <= largest; })) {
+        panel.status[l] = LLA_ROW_BREAKDOWN;
+      }
     }
     write_row(call.o, offset, p.value_dim, row);
   }
@@ -163,6 +169,10 @@ void forward_block(const core::ForwardCall& call, const PackedHead<T>& head, int
       read_ridge(panel, p, head, call.ridge);
     }
     for (int64_t e = 0; e < p.dim * kPanel<T>; ++e) panel.q[e] = panel.rhs[e] * log2_scale;
+    find_offsets(panel, head, p.dim);
+    for (int64_t c = 0; c < p.dim && head.shifted; ++c) {
+      for (int64_t l = 0; l < kPanel<T>; ++l) panel.rhs[c * kPanel<T> + l] -= head.shift[c];
+    }
   }
   find_max(block);
   find_means(block);

@@ -79,6 +79,23 @@ void read_ridge(Panel<T>& panel, const core::Problem& p, const PackedHead<T>& he
   }
 }
 
+// What the keys' shift takes off each lane's logits (in the units of panel.q), in two parts.
+template <class T>
+void find_offsets(Panel<T>& panel, const PackedHead<T>& head, int64_t dim) {
+  if (!head.shifted) return;
+  double sums[kPanel<T>] = {};
+  for (int64_t c = 0; c < dim; ++c) {
+    if (head.shift[c] == 0) continue;
+    for (int64_t l = 0; l < kPanel<T>; ++l) {
+      sums[l] += static_cast<double>(panel.q[c * kPanel<T> + l]) * static_cast<double>(head.shift[c]);
+    }
+  }
+  for (int64_t l = 0; l < kPanel<T>; ++l) {
+    panel.offset[l] = static_cast<T>(std::ceil(sums[l]));
+    panel.offset_rest[l] = static_cast<T>(sums[l] - std::ceil(sums[l]));
+  }
+}
+
 // Bad by its keys or values: the row sees one that is not finite.
 template <class T>
 void mark_bad_keys(Panel<T>& panel, const PackedHead<T>& head) {

@@ -26,6 +26,7 @@ Schedule make_schedule(const core::Problem& p, const core::Plan& plan);
 template <class T>
 struct CenterRows {
   T* native;
+  T* precise;  // 1 where wide counts, else 0
   double* wide;
 };
 
@@ -35,8 +36,10 @@ struct PackedQueries {
   PackedRows<T> q, x, y, grad;
   // One a row. E = (x.k - center_x) - shift_x and b = (G.v - tau) - (y.k - center_y) - shift_b, with shifts that make
   // the weighted sums of both vanish as computed: where one key has nearly all the weight, its own E and b are their
-  // last digits.
+  // last digits. All that is linear in a row's gradient is as if that had been divided by 2^exponent, and all that is
+  // linear in the values too as if those had been divided by a power of two of their own.
   T *max, *inverse_omega, *shift_x, *shift_b, *c;
+  int32_t* exponent;
   CenterRows<T> tau, center_x, center_y;
   uint8_t* bad;
   std::atomic<int64_t>* bad_count;
@@ -49,7 +52,11 @@ struct PackedQueries {
       for (const PackedRows<T>* rows : {&q, &x, &y}) rows->put_zero(r, p.dim);
       grad.put_zero(r, p.value_dim);
       for (T* array : {max, inverse_omega, shift_x, shift_b, c}) array[r] = 0;
-      for (const CenterRows<T>* centers : {&tau, &center_x, &center_y}) centers->native[r] = centers->wide[r] = 0;
+      exponent[r] = kNoExponent;
+      for (const CenterRows<T>* centers : {&tau, &center_x, &center_y}) {
+        centers->native[r] = centers->precise[r] = 0;
+        centers->wide[r] = 0;
+      }
     }
   }
 
@@ -63,8 +70,10 @@ struct PackedQueries {
     for (T** array : {&max, &inverse_omega, &shift_x, &shift_b, &c}) *array = arena.take<T>(padded);
     for (CenterRows<T>* centers : {&tau, &center_x, &center_y}) {
       centers->native = arena.take<T>(padded);
+      centers->precise = arena.take<T>(padded);
       centers->wide = arena.take<double>(padded);
     }
+    exponent = arena.take<int32_t>(padded);
     bad = arena.take<uint8_t>(padded);
     bad_count = arena.take<std::atomic<int64_t>>(1);
   }
@@ -92,6 +101,10 @@ struct Layout {
       head.bad = arena.take<uint8_t>(round_up(p.seqlen_k, kGroup));
       head.bad_count = arena.take<std::atomic<int64_t>>(1);
       head.key_squares = arena.take<T>(round_up(p.seqlen_k, kGroup));
+      head.shift = arena.take<T>(p.dim);
+      for (T** array : {&head.value_size, &head.value_spread}) {
+        *array = backward ? arena.take<T>((p.seqlen_k + kTile - 1) / kTile) : nullptr;
+      }
       if (base) new (heads + i) PackedHead<T>(head);
       if (backward) {
         PackedQueries<T> rows{};

@@ -43,11 +43,12 @@ struct Shape {
 template <class T>
 struct PanelMemory {
   T *q, *x, *direction, *image, *solution, *rhs, *residual, *mean_k, *ridge, *preconditioner;  // dim
+  T* low;  // dim; what rounding took off the solution, where a row needs it (panel.has_low)
   T *mean_v, *value;                                                                           // value_dim
   T* weights;
 
   void take(Arena& arena, const Shape& s) {
-    for (T** array : {&q, &x, &direction, &image, &solution, &rhs, &residual, &mean_k, &ridge, &preconditioner}) {
+    for (T** array : {&q, &x, &direction, &image, &solution, &rhs, &residual, &mean_k, &ridge, &preconditioner, &low}) {
       *array = arena.take<T>(s.dim * s.panel);
     }
     for (T** array : {&mean_v, &value}) *array = arena.take<T>(s.value_dim * s.panel);

@@ -1,6 +1,7 @@
 #include "cpu/pack.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 namespace lla::cpu {
 namespace {
@@ -12,7 +13,52 @@ T squares(const T* row, int64_t channels) {
   return sum;
 }
 
+template <class T>
+bool smaller(T a, T b) {
+  return std::abs(a) < std::abs(b);
+}
+
+template <class T>
+T largest_distance(const T* a, const T* b, int64_t channels) {
+  T largest = 0;
+  for (int64_t c = 0; c < channels; ++c) largest = std::max(largest, std::abs(a[c] - b[c]));
+  return largest;
+}
+
 }  // namespace
+
+// A channel is shifted where its mean is more than twice its spread, by the mean rounded to a power of two near the
+// spread: a number of few digits, so that k - shift is exact, or as good as exact where a key is far from the others.
+template <class T>
+void find_shift(const core::Problem& p, const core::Operand& k, PackedHead<T>& head) {
+  constexpr int64_t kSample = 32;
+  const core::Sequence& s = head.sequence;
+  double sum[kMaxChannels] = {}, squares[kMaxChannels] = {}, first[kMaxChannels] = {};
+  T key[kMaxChannels];
+  int64_t count = 0;
+  const int64_t sample = std::min(kSample, s.length_k);
+  for (int64_t i = 0; i < sample; ++i) {
+    const int64_t j = (2 * i + 1) * s.length_k / (2 * sample);
+    if (read_row(k, row_offset(k, s.batch, s.start_k + j, head.head_kv), p.dim, key) >= huge_bits<T>()) continue;
+    if (count++ == 0) std::copy_n(key, p.dim, first);
+    for (int64_t c = 0; c < p.dim; ++c) {
+      const double difference = static_cast<double>(key[c]) - first[c];
+      sum[c] += difference;
+      squares[c] += difference * difference;
+    }
+  }
+  head.shifted = false;
+  for (int64_t c = 0; c < p.dim; ++c) {
+    head.shift[c] = 0;
+    if (count < 2) continue;
+    const double n = static_cast<double>(count), offset = sum[c] / n, mean = first[c] + offset;
+    const double spread = std::sqrt(std::max(0.0, squares[c] / n - offset * offset));
+    if (!(std::abs(mean) > 2 * spread)) continue;
+    const double unit = std::exp2(std::floor(std::log2(std::max(spread, std::abs(mean) * 0x1p-20))));
+    head.shift[c] = static_cast<T>(std::round(mean / unit) * unit);
+    head.shifted = true;
+  }
+}
 
 template <class T>
 void pack_tile(const core::Problem& p, const core::Operand& k, const core::Operand& v, const PackedHead<T>& head,
@@ -20,7 +66,11 @@ void pack_tile(const core::Problem& p, const core::Operand& k, const core::Opera
   const core::Sequence& s = head.sequence;
   const int64_t first = tile * kTile;
   const int64_t last = std::min(first + kTile, s.length_k);
-  T key[kMaxChannels], value[kMaxChannels];
+  T key[kMaxChannels], value[kMaxChannels], first_value[kMaxChannels];
+  T size = 0, spread = 0;
+  if (read_row(v, row_offset(v, s.batch, s.start_k, head.head_kv), p.value_dim, first_value) >= infinity_bits<T>()) {
+    std::fill_n(first_value, p.value_dim, T{0});
+  }
   int64_t bad_here = 0;
   for (int64_t j = first; j < last; ++j) {
     const int64_t position = s.start_k + j;
@@ -28,6 +78,7 @@ void pack_tile(const core::Problem& p, const core::Operand& k, const core::Opera
         read_row(k, row_offset(k, s.batch, position, head.head_kv), p.dim, key) >= huge_bits<T>() ||
         read_row(v, row_offset(v, s.batch, position, head.head_kv), p.value_dim, value) >= infinity_bits<T>();
     head.bad[j] = bad;
+    for (int64_t c = 0; c < p.dim && head.shifted; ++c) key[c] -= head.shift[c];
     head.key_squares[j] = bad ? T{0} : squares(key, p.dim);
     if (bad) {
       ++bad_here;
@@ -36,7 +87,13 @@ void pack_tile(const core::Problem& p, const core::Operand& k, const core::Opera
     } else {
       head.k.put(j, p.dim, key);
       head.v.put(j, p.value_dim, value);
+      size = std::max(size, std::abs(*std::max_element(value, value + p.value_dim, smaller<T>)));
+      spread = std::max(spread, largest_distance(value, first_value, p.value_dim));
     }
+  }
+  if (head.value_size) {
+    head.value_size[tile] = size;
+    head.value_spread[tile] = spread;
   }
   for (int64_t j = last; j < round_up(last, kGroup); ++j) {
     head.k.put_zero(j, p.dim);
@@ -45,6 +102,8 @@ void pack_tile(const core::Problem& p, const core::Operand& k, const core::Opera
   if (bad_here > 0) head.bad_count->fetch_add(bad_here, std::memory_order_relaxed);
 }
 
+template void find_shift<float>(const core::Problem&, const core::Operand&, PackedHead<float>&);
+template void find_shift<double>(const core::Problem&, const core::Operand&, PackedHead<double>&);
 template void pack_tile<float>(const core::Problem&, const core::Operand&, const core::Operand&,
                                const PackedHead<float>&, int64_t);
 template void pack_tile<double>(const core::Problem&, const core::Operand&, const core::Operand&,

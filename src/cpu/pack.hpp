@@ -6,6 +6,7 @@
 //            channels. The last group is filled up with zero rows.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 
@@ -59,15 +60,32 @@ struct PackedHead {
   uint8_t* bad;  // one flag a key
   std::atomic<int64_t>* bad_count;
   T* key_squares;  // |k|^2
+  // The copies of the keys are k - shift. LLA does not change with it, but products with keys that have a large common
+  // mean lose digits to that mean. Zero in channels without one; `shifted` says whether there is any.
+  T* shift;
+  bool shifted;
+  // Backward only, by tile: the largest |v|, and the largest |v - first v|, in any channel.
+  T *value_size, *value_spread;
 
+  int64_t tiles() const { return (sequence.length_k + kTile - 1) / kTile; }
+  int32_t value_exponent() const {  // of the largest value; 0 where all are zero
+    const int32_t exponent = largest_exponent(value_size, tiles());
+    return exponent == kNoExponent ? 0 : exponent;
+  }
   bool any_bad(int64_t begin, int64_t end) const { return any_flag(bad, bad_count, begin, end); }
 };
+
+// Sets head.shift from a sample of the head's keys.
+template <class T>
+void find_shift(const core::Problem& p, const core::Operand& k, PackedHead<T>& head);
 
 // Packs the keys and values of one tile of the head, filling up the last group.
 template <class T>
 void pack_tile(const core::Problem& p, const core::Operand& k, const core::Operand& v, const PackedHead<T>& head,
                int64_t tile);
 
+extern template void find_shift<float>(const core::Problem&, const core::Operand&, PackedHead<float>&);
+extern template void find_shift<double>(const core::Problem&, const core::Operand&, PackedHead<double>&);
 extern template void pack_tile<float>(const core::Problem&, const core::Operand&, const core::Operand&,
                                       const PackedHead<float>&, int64_t);
 extern template void pack_tile<double>(const core::Problem&, const core::Operand&, const core::Operand&,

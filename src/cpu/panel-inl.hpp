@@ -36,10 +36,17 @@ struct Panel : PanelMemory<T> {
   HWY_ALIGN T variance[kWidth];    // of a channel of the keys, under the weights
   LaneCenters<T> center;           // of the pass at hand
   HWY_ALIGN T row_sum[kWidth];     // of the pass's coefficients
+  HWY_ALIGN T offset[kWidth];      // what the keys' shift takes off the logits, rounded up to an integer
+  HWY_ALIGN T offset_rest[kWidth];  // ... and what that is too much, at most 0
+  HWY_ALIGN T spread[kWidth];       // backward: mean square of G.v - tau
+  bool low_lanes[kWidth];           // rows whose solution has a low part
 
   bool empty(int64_t lane) const { return lane_begin[lane] == lane_end[lane]; }
   // A row that sees no key is 0 whatever else it holds.
   void mark_bad(int64_t lane) { bad[lane] = !empty(lane); }
+
+  // What rounding took off the solution, null where no lane needs it.
+  const T* low_part() const { return std::find(low_lanes, low_lanes + kWidth, true) < low_lanes + kWidth ? this->low : nullptr; }
 
   int64_t base() const { return begin / kGroup * kGroup; }
   // The part of a tile this panel walks over; starts at a group, empty if lo >= hi.
@@ -74,6 +81,8 @@ void set_ranges(Panel<T>& panel, int64_t first_row, int64_t rows, const int64_t*
     panel.status[l] = LLA_ROW_OK;
     panel.iterations[l] = 0;
     panel.relative_residual[l] = 0;
+    panel.offset[l] = panel.offset_rest[l] = panel.spread[l] = 0;
+    panel.low_lanes[l] = false;
   }
   panel.begin = std::min(panel.begin, panel.end);
 }

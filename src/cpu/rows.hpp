@@ -1,7 +1,9 @@
 // Rows of the caller's tensors, any storage type and stride, to and from dense rows of the arithmetic type.
 #pragma once
 
+#include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <type_traits>
@@ -32,6 +34,37 @@ template <class T>
 Bits<T> huge_bits() {
   return magnitude_bits(static_cast<T>(sizeof(T) == 8 ? 0x1p500 : 0x1p56));
 }
+
+// Of a row without an element that is neither zero nor infinite: below every other.
+constexpr int32_t kNoExponent = std::numeric_limits<int32_t>::min() / 2;
+
+// Of the largest of `count` elements, `stride` apart: 2^exponent <= its magnitude < 2^(exponent + 1).
+template <class T>
+int32_t largest_exponent(const T* row, int64_t count, int64_t stride = 1) {
+  T largest = 0;
+  for (int64_t i = 0; i < count; ++i) largest = std::max(largest, std::abs(row[i * stride]));
+  return largest > 0 && std::isfinite(largest) ? std::ilogb(largest) : kNoExponent;
+}
+
+// x 2^exponent, also where the power alone is out of the type's range; too large is infinite.
+template <class T>
+class PowerOfTwo {
+ public:
+  explicit PowerOfTwo(int32_t exponent) {
+    const int32_t within = std::clamp(exponent, -2 * kLargest, 2 * kLargest);
+    first_ = power(within / 2);
+    second_ = power(within - within / 2);
+  }
+  T operator()(T x) const { return x * first_ * second_; }
+
+ private:
+  static constexpr int32_t kLargest = std::numeric_limits<T>::max_exponent - 2;  // of a power that has a reciprocal
+  static T power(int32_t exponent) {
+    const auto biased = static_cast<Bits<T>>(exponent + std::numeric_limits<T>::max_exponent - 1);
+    return std::bit_cast<T>(biased << (std::numeric_limits<T>::digits - 1));
+  }
+  T first_, second_;
+};
 
 namespace detail {
 

@@ -22,6 +22,7 @@ int64_t pack_wave(const Call& call, const core::Plan& plan, const Schedule& s, c
     head.head_kv = (first + i) % p.heads_kv;
     new (head.bad_count) std::atomic<int64_t>(0);
   }
+  parallel_for(count, plan.workers, [&](int64_t item, int) { find_shift(p, call.k, layout.heads[item]); });
   const int64_t tiles = (p.seqlen_k + kTile - 1) / kTile;
   parallel_for(count * tiles, plan.workers, [&](int64_t item, int) {
     const PackedHead<T>& head = layout.heads[item / tiles];

@@ -24,10 +24,21 @@ void drop_overflowing(const core::Problem& p, Panel<T>& panel) {
     for (int64_t c = 0; c < p.dim; ++c) fits &= std::abs(panel.solution[c * kPanel<T> + l]) < limit;
     if (fits || panel.bad[l]) continue;
     panel.status[l] = LLA_ROW_BREAKDOWN;
+    panel.low_lanes[l] = false;
     for (int64_t at = l; at < p.dim * kPanel<T>; at += kPanel<T>) {
-      panel.solution[at] = 0;
+      panel.solution[at] = panel.low[at] = 0;
       panel.residual[at] = panel.preconditioner[at] > 0 ? panel.rhs[at] : T{0};
     }
+  }
+}
+
+// Multiplies lane by lane by powers of two. What squares a right-hand side then meets numbers around 1 only.
+template <class T>
+void scale_lanes(const core::Problem& p, T* array, const int32_t* exponent, int32_t sign) {
+  for (int64_t l = 0; l < kPanel<T>; ++l) {
+    if (exponent[l] == kNoExponent) continue;
+    const PowerOfTwo<T> scale(sign * exponent[l]);
+    for (int64_t e = l; e < p.dim * kPanel<T>; e += kPanel<T>) array[e] = scale(array[e]);
   }
 }
 
@@ -37,7 +48,13 @@ template <class T>
 void solve(Block<T>& block) {
   const core::Problem& p = block.problem;
   constexpr bool kDouble = sizeof(T) == 8;
-  for (int i = 0; i < block.count; ++i) start_cg(block, block.panels[i], block.cg[i]);
+  int32_t exponent[kMaxPanels][kPanel<T>];
+  for (int i = 0; i < block.count; ++i) {
+    Panel<T>& panel = block.panels[i];
+    for (int64_t l = 0; l < kPanel<T>; ++l) exponent[i][l] = largest_exponent(panel.rhs + l, p.dim, kPanel<T>);
+    scale_lanes(p, panel.rhs, exponent[i], -1);
+    start_cg(block, panel, block.cg[i]);
+  }
   if (p.solver != Solver::direct) {
     const bool automatic = p.solver == Solver::automatic;
     bool running[kMaxPanels];
@@ -53,6 +70,9 @@ void solve(Block<T>& block) {
   for (int i = 0; i < block.count; ++i) {
     if (p.solver != Solver::cg) solve_directly(block, block.panels[i], block.cg[i]);
     drop_overflowing(p, block.panels[i]);
+    for (T* array : {block.panels[i].rhs, block.panels[i].solution, block.panels[i].residual}) {
+      scale_lanes(p, array, exponent[i], 1);
+    }
   }
 }
 

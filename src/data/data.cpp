@@ -4,6 +4,9 @@
 #include <cmath>
 #include <numbers>
 
+#include "data/degenerate.hpp"
+#include "data/peaked.hpp"
+
 namespace lla::data {
 namespace {
 
@@ -115,6 +118,7 @@ Matrix make_keys(Kind kind, uint64_t seed, int64_t head, const Sizes& s) {
     const Stream mean(seed, head, Purpose::mean);
     for (size_t i = 0; i < k.size(); ++i) k[i] += 3 * mean.normal(static_cast<int64_t>(i) % s.dim);
   }
+  shape_peaked_keys(kind, normals(Stream(seed, head, Purpose::mean), 1, s.dim), s.dim, k);
   return k;
 }
 
@@ -134,6 +138,7 @@ Matrix make_queries(Kind kind, uint64_t seed, int64_t head, int64_t key_head, co
       }
     }
   }
+  shape_peaked_queries(kind, normals(Stream(seed, key_head, Purpose::mean), 1, s.dim), s, q);
   return q;
 }
 
@@ -155,12 +160,43 @@ const char* name(Kind kind) {
     case Kind::cluster: return "cluster";
     case Kind::pw: return "pw";
     case Kind::mean: return "mean";
+    case Kind::equal_values: return "equal_values";
+    case Kind::equal_keys: return "equal_keys";
+    case Kind::equal_pairs: return "equal_pairs";
+    case Kind::one_token: return "one_token";
+    case Kind::two_tokens: return "two_tokens";
+    case Kind::zero_queries: return "zero_queries";
+    case Kind::zero_keys: return "zero_keys";
+    case Kind::zero_values: return "zero_values";
+    case Kind::mean_query: return "mean_query";
+    case Kind::one_large_value: return "one_large_value";
+    case Kind::one_large_key: return "one_large_key";
+    case Kind::short_keys: return "short_keys";
+    case Kind::long_keys: return "long_keys";
+    case Kind::long_queries: return "long_queries";
+    case Kind::padding: return "padding";
+    case Kind::long_both: return "long_both";
+    case Kind::qk_norm: return "qk_norm";
+    case Kind::queries6: return "queries6";
+    case Kind::queries20: return "queries20";
+    case Kind::two_channels: return "two_channels";
+    case Kind::rope: return "rope";
+    case Kind::sink: return "sink";
+    case Kind::mean10: return "mean10";
+    case Kind::mean30: return "mean30";
+    case Kind::channel_scales: return "channel_scales";
   }
   return "?";
 }
 
 std::optional<Kind> find_kind(std::string_view wanted) {
   for (Kind kind : kinds) {
+    if (wanted == name(kind)) return kind;
+  }
+  for (Kind kind : peaked_kinds) {
+    if (wanted == name(kind)) return kind;
+  }
+  for (Kind kind : degenerate_kinds) {
     if (wanted == name(kind)) return kind;
   }
   return std::nullopt;
@@ -189,8 +225,9 @@ Tensors make(Kind kind, uint64_t seed, const Sizes& s) {
     for (int64_t h = 0; h < s.heads_kv; ++h) {
       const int64_t key_head = b * s.heads_kv + h;
       const Matrix k = make_keys(kind, seed, key_head, s);
-      const Matrix v = kind == Kind::pw ? piecewise_values(k, s.dim, s.value_dim, Stream(seed, key_head, Purpose::map))
+      Matrix v = kind == Kind::pw ? piecewise_values(k, s.dim, s.value_dim, Stream(seed, key_head, Purpose::map))
                                         : normals(Stream(seed, key_head, Purpose::value), s.length_k, s.value_dim);
+      shape_peaked_values(kind, s.value_dim, v);
       put(t.k, k, b, h, s.length_k, s.heads_kv, s.dim);
       put(t.v, v, b, h, s.length_k, s.heads_kv, s.value_dim);
       for (int64_t g = h * group; g < (h + 1) * group; ++g) {
@@ -198,6 +235,7 @@ Tensors make(Kind kind, uint64_t seed, const Sizes& s) {
       }
     }
   }
+  degrade(kind, s, t);
   return t;
 }
 

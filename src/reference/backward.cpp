@@ -41,7 +41,7 @@ void add_row(const Head& head, const Row& row, Span g, const SolveOptions& optio
   }
   Vector y(dim, 0.0);
   if (!given) {
-    result.solution[at] = solve_row(row, s, t, options);
+    result.solution[at] = solve_row(row, s, t, options, options.backward_stop);
     y = result.solution[at].x;
   }
 
@@ -95,12 +95,13 @@ BackwardResult backward(const Head& head, Span grad_o, const SolveOptions& optio
   for (int64_t i = 0; i < head.length_q; ++i) {
     const Row row = make_row(head, i);
     if (row.empty) continue;
-    if (row.bad) {
+    const size_t width = static_cast<size_t>(head.value_dim);
+    const Span g = grad_o.subspan(static_cast<size_t>(i) * width, width);
+    if (row.bad || !all_finite(g)) {
       result.solution[static_cast<size_t>(i)].status = LLA_ROW_NAN;
       poison(head, row, result);
     } else {
-      const size_t width = static_cast<size_t>(head.value_dim);
-      add_row(head, row, grad_o.subspan(static_cast<size_t>(i) * width, width), options, result);
+      add_row(head, row, g, options, result);
     }
   }
   return result;

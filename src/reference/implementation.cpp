@@ -1,6 +1,8 @@
 // Behind the public interface: gathers each head into doubles, runs it, scatters the results.
 #include "reference/implementation.hpp"
 
+#include <algorithm>
+#include <cmath>
 #include <new>
 
 #include "core/convert.hpp"
@@ -63,7 +65,8 @@ Head gather_head(const Call& call, const Sequence& s, int64_t head) {
 }
 
 SolveOptions solve_options(const Problem& p, const Plan& plan) {
-  return {plan.solver == Solver::cg, p.tolerance, p.max_iterations};
+  return {plan.solver == Solver::cg, core::forward_stop_rule(p.tolerance),
+          core::backward_stop_rule(p.tolerance, p.dtype, p.dim), p.max_iterations};
 }
 
 void write_info(const core::RowOutputs& info, int64_t row, const Solution& solution) {
@@ -89,12 +92,24 @@ void write_saved(const ForwardCall& call, int64_t row, int64_t i, const ForwardR
   put(layout.x, p.dim, result.x);
 }
 
+// A row whose output its type cannot hold says so.
+void report_overflow(const ForwardCall& call, ForwardResult& result) {
+  const double largest = core::largest_finite(call.o.dtype);
+  const auto width = static_cast<size_t>(call.problem.value_dim);
+  for (size_t i = 0; i < result.solution.size(); ++i) {
+    const Span o = Span(result.o).subspan(i * width, width);
+    const bool fits = std::all_of(o.begin(), o.end(), [&](double x) { return std::abs(x) <= largest; });
+    if (!fits && result.solution[i].status == LLA_ROW_OK) result.solution[i].status = LLA_ROW_BREAKDOWN;
+  }
+}
+
 void run_forward(const ForwardCall& call, const Plan& plan) {
   const Problem& p = call.problem;
   for (int64_t b = 0; b < p.batch; ++b) {
     const Sequence s = core::sequence(p, call.cu_seqlens_q, call.cu_seqlens_k, b);
     for (int64_t h = 0; h < p.heads_q; ++h) {
-      const ForwardResult result = forward(gather_head(call, s, h), solve_options(p, plan));
+      ForwardResult result = forward(gather_head(call, s, h), solve_options(p, plan));
+      report_overflow(call, result);
       scatter(call.o, s, s.start_q, s.length_q, h, p.value_dim, result.o);
       for (int64_t i = 0; i < s.length_q; ++i) {
         const int64_t row = core::row_index(p, s, h, i);

@@ -30,8 +30,9 @@ struct Head {
 };
 
 struct SolveOptions {
-  bool cg = false;  // conjugate gradients instead of Cholesky
-  double tolerance = 1e-3;
+  bool cg = false;               // conjugate gradients instead of Cholesky
+  core::StopRule stop;           // of the solve for x
+  core::StopRule backward_stop;  // of the backward's solve for y
   int max_iterations = 64;
 };
 
@@ -74,7 +75,9 @@ double rounding_noise(Span keys, size_t count);
 // Cholesky with guarded pivots: a direction whose pivot is not above rounding gets no step, and the row reports
 // BREAKDOWN. An infinite ridge in a dimension removes it: its x is 0.
 Solution solve_direct(Span covariance, Span ridge, Span b, double noise = 0);
-// Stops at the tolerance, at max_iterations, or, with BREAKDOWN, where the curvature is not above rounding.
-Solution solve_cg(Span covariance, Span ridge, Span b, double tolerance, int max_iterations, double noise = 0);
+// Stops by the rule, at max_iterations, or, with BREAKDOWN, where the curvature is not above rounding.
+// keys: that the row sees.
+Solution solve_cg(Span covariance, Span ridge, Span b, core::StopRule stop, int max_iterations, double noise = 0,
+                  int64_t keys = 0);
 
 }  // namespace lla::reference

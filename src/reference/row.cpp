@@ -8,10 +8,6 @@
 namespace lla::reference {
 namespace {
 
-bool all_finite(Span values) {
-  return std::all_of(values.begin(), values.end(), [](double x) { return std::isfinite(x); });
-}
-
 bool legal_ridge(Span ridge) {  // NaN fails the comparison; +infinity is legal
   return std::all_of(ridge.begin(), ridge.end(), [](double x) { return x >= 0; });
 }
@@ -21,6 +17,10 @@ Span rows(const Vector& matrix, int64_t begin, int64_t end, int64_t width) {
 }
 
 }  // namespace
+
+bool all_finite(Span values) {
+  return std::all_of(values.begin(), values.end(), [](double x) { return std::isfinite(x); });
+}
 
 double dot(Span a, Span b) {  // four sums: one alone waits for itself
   double sum[4] = {};
@@ -106,9 +106,10 @@ double rounding_noise(Span keys, size_t count) {
   return deviation * deviation;
 }
 
-Solution solve_row(const Row& row, const Statistics& statistics, Span b, const SolveOptions& options) {
+Solution solve_row(const Row& row, const Statistics& statistics, Span b, const SolveOptions& options,
+                   const core::StopRule& stop) {
   const double noise = rounding_noise(row.keys, statistics.p.size());
-  return options.cg ? solve_cg(statistics.covariance, row.ridge, b, options.tolerance, options.max_iterations, noise)
+  return options.cg ? solve_cg(statistics.covariance, row.ridge, b, stop, options.max_iterations, noise, row.count())
                     : solve_direct(statistics.covariance, row.ridge, b, noise);
 }
 
@@ -120,7 +121,7 @@ Solution solve_for_x(const Row& row, const Statistics& statistics, const SolveOp
   }
   Vector b(row.q.begin(), row.q.end());
   for (size_t d = 0; d < b.size(); ++d) b[d] -= statistics.mean_k[d];
-  return solve_row(row, statistics, b, options);
+  return solve_row(row, statistics, b, options, options.stop);
 }
 
 }  // namespace lla::reference

@@ -27,8 +27,9 @@ struct Statistics {
 
 Statistics statistics(const Head& head, const Row& row);
 
-// A x = b for the row's A = covariance + ridge.
-Solution solve_row(const Row& row, const Statistics& statistics, Span b, const SolveOptions& options);
+// A x = b for the row's A = covariance + ridge; conjugate gradients stop by the rule.
+Solution solve_row(const Row& row, const Statistics& statistics, Span b, const SolveOptions& options,
+                   const core::StopRule& stop);
 
 // The row's x: as given, or A x = q - mean_k.
 Solution solve_for_x(const Row& row, const Statistics& statistics, const SolveOptions& options);
@@ -36,6 +37,7 @@ Solution solve_for_x(const Row& row, const Statistics& statistics, const SolveOp
 // Sum of p_j values_j over rows of `width` columns.
 Vector weighted_sum(Span p, Span values, size_t width);
 double dot(Span a, Span b);
+bool all_finite(Span values);
 // (key - mean).x, centered before the product: x can be large in directions the keys do not reach.
 double centered_dot(Span key, Span mean, Span x);
 

@@ -73,7 +73,8 @@ Solution solve_direct(Span covariance, Span ridge, Span b, double noise) {
   return solution;
 }
 
-Solution solve_cg(Span covariance, Span ridge, Span b, double tolerance, int max_iterations, double noise) {
+Solution solve_cg(Span covariance, Span ridge, Span b, core::StopRule stop, int max_iterations, double noise,
+                  int64_t keys) {
   const size_t n = b.size();
   Solution solution;
   solution.x.assign(n, 0.0);
@@ -86,7 +87,17 @@ Solution solve_cg(Span covariance, Span ridge, Span b, double tolerance, int max
   solution.iterations = 0;
   solution.residual = norm_b > 0 ? 1 : 0;
   solution.trace.push_back(solution.residual);
-  while (solution.residual > tolerance) {
+  const auto limit = [&] {
+    core::SolveSizes sizes{.rhs = norm_b, .smallest_ridge = *std::min_element(ridge.begin(), ridge.end())};
+    for (size_t i = 0; i < n; ++i) {
+      if (std::isinf(ridge[i])) continue;
+      sizes.rhs_product += solution.x[i] * b[i];
+      sizes.ridge_product += ridge[i] * solution.x[i] * solution.x[i];
+      sizes.ridge_squares += std::pow(ridge[i] * solution.x[i], 2);
+    }
+    return stop.limit(sizes, keys);
+  };
+  while (std::sqrt(rr) > limit()) {
     if (solution.iterations == max_iterations) {
       solution.status = LLA_ROW_MAX_ITERATIONS;
       break;

@@ -19,8 +19,8 @@ Status read_options(const lla_options& o, Problem& p) {
                        " (use lla_options_init)"));
   }
   if (std::isinf(o.scale)) return invalid(cat("options.scale: ", o.scale, " is not finite"));
-  if (!(o.tolerance >= 0) || std::isinf(o.tolerance))
-    return invalid(cat("options.tolerance: ", o.tolerance, " must be finite and at least 0"));
+  if (o.tolerance < 0 || std::isinf(o.tolerance))
+    return invalid(cat("options.tolerance: ", o.tolerance, " must be finite and at least 0, or NaN (the default)"));
   if (o.window_left < -1)
     return invalid(cat("options.window_left: ", o.window_left, " must be -1 (unbounded) or at least 0"));
   if (o.window_right < -1)
@@ -35,13 +35,12 @@ Status read_options(const lla_options& o, Problem& p) {
   if (o.weights < LLA_WEIGHTS_AUTO || o.weights > LLA_WEIGHTS_CACHED)
     return invalid(cat("options.weights: ", o.weights, " is not an lla_weights"));
   p.scale = std::isnan(o.scale) ? 1 / std::sqrt(static_cast<double>(p.dim)) : o.scale;
-  p.tolerance = o.tolerance;
+  p.tolerance = std::isnan(o.tolerance) ? default_tolerance(p.dtype) : o.tolerance;
   // A window longer than the sequences reaches no further than they do; here, so that nobody's sums overflow.
   p.mask.left = std::min(o.window_left, p.seqlen_k);
   p.mask.right = o.causal ? 0 : std::min(o.window_right, p.seqlen_q);
   p.cached_weights_limit = o.cached_weights_limit;
-  p.max_iterations = o.max_iterations > 0 ? o.max_iterations
-                                          : static_cast<int>(std::clamp<int64_t>(2 * p.dim, 64, INT32_MAX));
+  p.max_iterations = o.max_iterations > 0 ? o.max_iterations : default_max_iterations(p.dim);
   p.solver = static_cast<Solver>(o.solver);
   p.weights = static_cast<Weights>(o.weights);
   return {};

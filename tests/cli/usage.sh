@@ -2,6 +2,7 @@
 # Exit codes and sentences of the lla command.   usage.sh LLA
 set -uo pipefail
 lla=$1
+cases=$(dirname "$0")/../golden/cases.bin
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 failures=0
@@ -30,6 +31,12 @@ expect 0 'gates' check --help
 expect 2 'this build has no "gpu"; it has .*reference' check --quick --implementation gpu
 expect 2 'reference is what the others are compared with' check --quick --implementation reference
 expect 2 'tpu.* not in' check --quick --device tpu
+
+expect 0 'repeated_tokens: bf16.*' check --replay "$cases"
+expect 0 'cpu +ok ' check --replay "$cases" --implementation cpu
+expect 1 'not a file of saved inputs' check --replay "$0"
+expect 1 'no-such-file: cannot be read' check --replay no-such-file
+expect 2 'excludes' check --quick --replay "$cases"
 
 expect 2 'table is for --device cuda' bench forward --table
 expect 2 'has its own shapes and weights, --dim' bench backward --table --dim 64

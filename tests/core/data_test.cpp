@@ -42,11 +42,14 @@ TEST(Data, GoldenValues) {
         << line;
     ++checked;
   }
-  EXPECT_EQ(checked, 6 * 3 * 5);
+  EXPECT_EQ(checked,
+            static_cast<int>(std::size(kinds) + std::size(peaked_kinds) + std::size(degenerate_kinds)) * 3 * 5);
 }
 
 TEST(Data, KindsHaveNames) {
   for (Kind kind : kinds) EXPECT_EQ(find_kind(name(kind)), kind);
+  for (Kind kind : peaked_kinds) EXPECT_EQ(find_kind(name(kind)), kind);
+  for (Kind kind : degenerate_kinds) EXPECT_EQ(find_kind(name(kind)), kind);
   EXPECT_EQ(find_kind("nonsense"), std::nullopt);
 }
 

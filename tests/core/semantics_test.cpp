@@ -220,6 +220,54 @@ TEST_P(Semantics, AnInfiniteRidgeInSomeDimensionsRemovesThoseFromX) {
   }
 }
 
+// The linear end: without a scale all weights are equal, and every query asks the same affine ridge regression,
+//   minimise over b, W   sum |v_j - b - W k_j|^2 + n ridge |W|^2,
+// solved here by its own normal equations.
+TEST_P(Semantics, WithoutAScaleItIsTheGlobalAffineRidgeFit) {
+  for (const DType dtype : kAllTypes) {
+    for (const int solver : kAllSolvers) {
+      for (const double ridge : {0x1p-10, 0.125, 2.0}) {  // exact in f32
+        const int64_t dim = 6, n = 90, unknowns = dim + 1;
+        Spec spec = with(self_attention(n, dim), dtype, solver);
+        spec.options.causal = 0;
+        spec.options.scale = 0;
+        if (!takes(spec)) continue;
+        const Inputs inputs = make_inputs(spec, data::Kind::mean, ridge, 15);
+        const auto at = [&](const std::vector<double>& t, int64_t i, int64_t c) {
+          return c < 0 ? 1.0 : t[static_cast<size_t>(i * dim + c)];  // -1: the intercept's column
+        };
+        std::vector<std::vector<double>> a(unknowns, std::vector<double>(2 * dim + 1, 0.0));  // right-hand sides behind
+        for (int64_t r = 0; r < unknowns; ++r) {
+          for (int64_t j = 0; j < n; ++j) {
+            for (int64_t c = 0; c < unknowns; ++c) a[r][c] += at(inputs.k, j, r - 1) * at(inputs.k, j, c - 1);
+            for (int64_t c = 0; c < dim; ++c) a[r][unknowns + c] += at(inputs.k, j, r - 1) * at(inputs.v, j, c);
+          }
+          if (r > 0) a[r][r] += static_cast<double>(n) * ridge;
+        }
+        for (int64_t p = 0; p < unknowns; ++p) {  // Gauss and Jordan; positive definite, so without pivoting
+          for (int64_t r = 0; r < unknowns; ++r) {
+            const double f = a[r][p] / a[p][p];
+            for (int64_t c = p; r != p && c < 2 * dim + 1; ++c) a[r][c] -= f * a[p][c];
+          }
+        }
+        std::vector<double> want;
+        for (int64_t i = 0; i < n; ++i) {
+          for (int64_t c = 0; c < dim; ++c) {
+            double sum = 0;
+            for (int64_t r = 0; r < unknowns; ++r) sum += at(inputs.q, i, r - 1) * a[r][unknowns + c] / a[r][r];
+            want.push_back(sum);
+          }
+        }
+        // The queries lie far outside the keys here, which have a large mean: a fit that lost it would show.
+        EXPECT_LE(relative_error(forward(spec, inputs).o, want), dtype == DType::f64   ? 1e-11
+                                                                 : dtype == DType::f32 ? 1e-4
+                                                                                       : 1e-2)
+            << spec.text() << ", ridge " << ridge;
+      }
+    }
+  }
+}
+
 // v = M k + c: once D + 1 keys in general position are visible, the estimate at q is M q + c, whatever the weights.
 TEST_P(Semantics, LinearDataIsRecoveredOnceTheKeysSpanTheSpace) {
   for (const DType dtype : {DType::f64, DType::f32}) {

@@ -92,7 +92,7 @@ int main(int argc, char** argv) {
   // The shared suites name every implementation they find; those of the CPU have binaries of their own, and without a
   // device nothing else would be left of those suites.
   if (testing::GTEST_FLAG(filter) == "*") {
-    testing::GTEST_FLAG(filter) = memory ? "-*/cpu:*/reference" : "Gpu*:PortableHost*";
+    testing::GTEST_FLAG(filter) = memory ? "-*/cpu:*/cpu_*:*/reference*" : "Gpu*:PortableHost*";
   }
   return RUN_ALL_TESTS();
 }

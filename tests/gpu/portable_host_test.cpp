@@ -92,6 +92,7 @@ TEST(PortableHost, WorkspaceSections) {
         expect(l.tau_low, rows * element, backward);
         expect(l.mean_b, rows * element, backward);
         expect(l.c, rows * element, backward);
+        expect(l.exponent, rows * 4, backward);
         expect(l.dridge, rows * element, backward && ridge == core::RidgeShape::scalar);
         expect(l.matrices, 7 * DirectConfig::matrix_elements(p.dim) * 8,
                true);  // D = 250 does not fit in shared memory

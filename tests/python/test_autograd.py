@@ -47,7 +47,7 @@ def test_opcheck(device, given_x, packed):
     o, saved, *_ = torch.ops.lla.forward(*args, *options, True, False)
     plain = [t.detach() if t is not None else None for t in args]
     torch.library.opcheck(torch.ops.lla.backward.default,
-                          (torch.randn_like(o), *plain, saved, *options, True, True, False, True))
+                          (torch.randn_like(o), *plain, saved, *options, True, True, False, True, True))
     torch.library.opcheck(torch.ops.lla.inference.default, (*plain, *options))
     torch.library.opcheck(torch.ops.lla.plan.default, (*plain, *options, False),
                           test_utils=("test_schema", "test_faketensor"))

@@ -26,7 +26,7 @@ def golden():
     return sizes.pop("seed"), sizes, [line.split() for line in lines[1:]]
 
 
-@pytest.mark.parametrize("kind", data.KINDS)
+@pytest.mark.parametrize("kind", data.KINDS + data.PEAKED_KINDS + data.DEGENERATE_KINDS)
 def test_golden_values(kind):
     seed, sizes, rows = golden()
     made = dict(zip("qkv", data.make(kind, seed, **sizes)))
@@ -42,7 +42,7 @@ def test_unknown_kind_is_refused():
 
 
 def test_zero_lengths():
-    for kind in data.KINDS:
+    for kind in data.KINDS + data.PEAKED_KINDS + data.DEGENERATE_KINDS:
         q, k, v = data.make(kind, 0, batch=1, length_q=3, length_k=0, heads_q=2, heads_kv=1, dim=4, value_dim=2)
         assert q.shape == (1, 3, 2, 4) and k.shape == (1, 0, 1, 4) and v.shape == (1, 0, 1, 2)
         assert np.isfinite(q).all()

@@ -87,7 +87,7 @@ def test_operators_without_the_wrappers_refuse_too(device):
     with pytest.raises(RuntimeError, match="ridge"):
         torch.ops.lla.forward(q, k, v, None, None, *options, False, False)
     with pytest.raises(RuntimeError, match="ridge"):
-        torch.ops.lla.backward(q, q, k, v, None, None, q, *options, True, True, True, True)
+        torch.ops.lla.backward(q, q, k, v, None, None, q, *options, True, True, True, True, False)
     q.requires_grad_()
     o, *_ = torch.ops.lla.forward(q, k, v, ridge, None, *options, False, False)
     with pytest.raises(RuntimeError, match="save=False"):

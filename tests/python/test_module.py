@@ -9,6 +9,7 @@ VARIANTS = {
     "plain": {},
     "grouped": dict(num_kv_heads=2),
     "dimension": dict(ridge="dimension"),
+    "shared": dict(ridge="shared", ridge_bias=False, num_kv_heads=2),
     "rope": dict(rope=True, qk_norm=True, num_kv_heads=1),
     "paper": dict(ridge_min=0.0, bias=True),
     "window": dict(window_size=(6, 0), head_dim=12),
@@ -45,8 +46,9 @@ def test_packed_equals_separate(device, variant):
     assert relative(packed, separate) < 1e-6
 
 
-def test_every_parameter_learns(device):
-    layer = make("rope", device, torch.float32)
+@pytest.mark.parametrize("variant", ["rope", "dimension", "shared"])
+def test_every_parameter_learns(device, variant):
+    layer = make(variant, device, torch.float32)
     optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-2)
     x, target = torch.randn(4, 16, 32, device=device), torch.randn(4, 16, 32, device=device)
     losses = []
@@ -62,11 +64,30 @@ def test_every_parameter_learns(device):
 
 
 def test_ridge_stays_in_its_range(device):
-    for ridge, size in (("head", (2, 5, 4)), ("dimension", (2, 5, 4, 8))):
+    for ridge, size in (("head", (2, 5, 4)), ("dimension", (2, 5, 4, 8)), ("shared", (2, 5, 4, 8))):
         layer = lla.LocalLinearAttention(32, 4, ridge=ridge, ridge_min=0.25, device=device)
         values = layer.compute_ridge(100 * torch.randn(2, 5, 32, device=device))
         assert values.shape == size and values.dtype == torch.float32
         assert values.min() >= 0.25 and values.max() <= 1
+
+
+def test_shared_ridge_is_one_for_all_heads(device):
+    """The paper's d_lambda = d_h: equal to a ridge per dimension whose heads have the same weights."""
+    shared = lla.LocalLinearAttention(32, 4, ridge="shared", tol=1e-10, device=device, dtype=torch.float64)
+    apart = lla.LocalLinearAttention(32, 4, ridge="dimension", tol=1e-10, device=device, dtype=torch.float64)
+    state = shared.state_dict()
+    for name in ("ridge_proj.weight", "ridge_proj.bias"):
+        state[name] = torch.cat([state[name]] * 4)
+    apart.load_state_dict(state)
+    x = torch.randn(2, 9, 32, device=device, dtype=torch.float64)
+    values = shared.compute_ridge(x)
+    assert torch.equal(values[..., 0, :], values[..., 3, :]) and values[0, 0, 0].unique().numel() == 8
+    first, second = shared(x), apart(x)
+    assert torch.equal(first, second)
+    first.square().sum().backward()
+    second.square().sum().backward()
+    summed = apart.ridge_proj.weight.grad.unflatten(0, (4, 8)).sum(0)
+    assert relative(shared.ridge_proj.weight.grad, summed) < 1e-10
 
 
 def test_state_dict_is_stable():
@@ -78,6 +99,8 @@ def test_state_dict_is_stable():
     }
     shapes = {name: tuple(t.shape) for name, t in make("dimension", "cpu").state_dict().items()}
     assert shapes["ridge_proj.weight"] == (32, 32) and "q_norm.weight" not in shapes
+    shapes = {name: tuple(t.shape) for name, t in make("shared", "cpu").state_dict().items()}
+    assert shapes["ridge_proj.weight"] == (8, 32) and "ridge_proj.bias" not in shapes
     first, second = make("grouped", "cpu"), make("grouped", "cpu")
     second.load_state_dict(first.state_dict())
     x = torch.randn(1, 7, 32, dtype=torch.float64)

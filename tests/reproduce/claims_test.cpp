@@ -7,6 +7,7 @@
 
 #include "memory/peak.hpp"
 #include "memory/run.hpp"
+#include "rates/lemmas.hpp"
 #include "rates/run.hpp"
 #include "regression/run.hpp"
 #include "scratch.hpp"
@@ -73,6 +74,23 @@ TEST(Claims, RatesLieInTheirIntervals) {
   }
 }
 
+// In one dimension, where the scatter is small: the exponents of the lemmas, plainly fitted.
+TEST(Claims, LemmasHoldInOneDimension) {
+  const Scratch scratch;
+  LemmasRun request;
+  request.dims = {1};
+  request.sizes = {5000, 20000};
+  request.repetitions = 3;
+  request.out = scratch.path;
+  ASSERT_TRUE(run(request, {}));
+  const Json file = read_results(scratch.path / kResultsName);
+  ASSERT_EQ(file["summary"]["slopes"].size(), 6u);
+  for (const Json& s : file["summary"]["slopes"]) {
+    const double theory = s["theory"];
+    EXPECT_NEAR(s["plain_slope"].get<double>(), theory, 0.08 * theory + 0.08) << s;
+  }
+}
+
 TEST(MeasureCost, SeesWhatIsTouchedAndNotWhatWasThereBefore) {
   std::vector<char> before(64 << 20, 1);
   const Cost none = measure_cost([] {});
@@ -89,7 +107,7 @@ TEST(MeasureCost, SeesWhatIsTouchedAndNotWhatWasThereBefore) {
 TEST(Claims, NaiveMemoryIsQuadraticAndBlockwiseIsNot) {
   const Scratch scratch;
   MemoryRun request;
-  request.dim = 32;
+  request.dims = {32};
   request.lengths = {256, 512, 1024, 2048};
   request.limit_bytes = 300e6;  // n = 2048 would need 540 MB
   request.out = scratch.path;

@@ -10,7 +10,14 @@ import matplotlib.image
 
 FIGURES = {
     "regression": ("regression_fit", "scaling"),
-    "rates": ("rates", "front-lla"),
+    "regression-ridges": ("ridges",),
+    "regression-kernels": ("kernels",),
+    "regression-queries": ("queries",),
+    "interpolation": ("front-lla", "walk"),
+    "capacity": ("capacity",),
+    "lemmas": ("lemmas",),
+    "iterations": ("iterations-16",),
+    "rates": ("rates", "boundary"),
     "memory": ("memory",),
     "solver": ("solver_iterations", "solver_forms", "solver_positions"),
 }
@@ -68,7 +75,7 @@ def main():
         assert task in page.ids, f"no section {task}"
         for name in FIGURES[task]:
             text = "".join(page.figures[f"figure-{name}"])
-            for part in ("The paper claims", "We found", "Made by", f"lla reproduce {task}"):
+            for part in ("The paper claims", "We found", "Made by", f"lla reproduce {task.split('-')[0]}"):
                 assert part in text, f"{name}: no '{part}'"
             files = directory / task if (directory / task).is_dir() else directory
             matplotlib.image.imread(files / f"{name}.png")

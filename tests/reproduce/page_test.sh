@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From the command to the page: small runs of all four tasks, `lla report`, then page_check.py on what came out; and the
+# From the command to the page: small runs of every task, `lla report`, then page_check.py on what came out; and the
 # sentences `lla report` and `lla reproduce` answer bad input with.
 #   page_test.sh LLA SOURCE_DIR WORK_DIR
 set -euo pipefail
@@ -17,9 +17,17 @@ export LLA_PYTHON=$python
 "$lla" reproduce rates --quick --d 1 --out out/rates >/dev/null
 "$lla" reproduce memory --quick --d 16 --limit 0.25 --out out/memory >/dev/null
 "$lla" reproduce solver --quick --d 16 --out out/solver >/dev/null
+"$lla" reproduce interpolation --out out/interpolation >/dev/null
+"$lla" reproduce capacity --quick --d 16 --out out/capacity >/dev/null
+"$lla" reproduce lemmas --quick --d 1 --out out/lemmas >/dev/null
+"$lla" reproduce iterations --quick --d 16 --out out/iterations >/dev/null
+for study in ridges kernels queries; do  # their own folders by default
+  "$lla" reproduce regression --study $study --d 8 --d 16 --sequences 2 >/dev/null
+done
 page=$("$lla" report out)
 [ "$page" = "$work/out/index.html" ] || { echo "report printed '$page'"; exit 1; }
-"$python" "$source/tests/reproduce/page_check.py" out regression rates memory solver
+"$python" "$source/tests/reproduce/page_check.py" out regression rates memory solver interpolation capacity lemmas iterations \
+  regression-ridges regression-kernels regression-queries
 "$lla" report out/regression >/dev/null
 "$python" "$source/tests/reproduce/page_check.py" out/regression regression
 cp out/regression/index.html first.html
@@ -37,6 +45,10 @@ cp -r out/regression kept
 refused "--d: 7 not in" "$lla" reproduce regression --d 7
 refused "--segment: 48 not in" "$lla" reproduce regression --segment 48
 refused "this run has" "$lla" reproduce regression --d 8 --segment 256 --sequences 4 --seed 2 --out out/regression
+refused "--query-noise" "$lla" reproduce regression --query-noise 1.5
+refused "--study" "$lla" reproduce regression --study everything
+refused "measured on a GPU only" "$lla" reproduce memory --quick --batch 4 --out new
+refused "no NAME_q.npy" "$lla" reproduce iterations --layers out --out new
 refused "is not a directory" "$lla" report nowhere
 mkdir empty
 refused "no results in empty" "$lla" report empty

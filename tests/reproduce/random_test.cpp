@@ -102,7 +102,7 @@ TEST(Gemm, AgainstPlainLoops) {
 TEST(PiecewiseLinear, KeysLieInTheirConesAndValuesAreLinear) {
   const RegressionSetting s{.length = 64, .d = 8, .segment = 16, .sequences = 1, .noise = 0};
   std::vector<float> k(64 * 8), v(64 * 8);
-  PiecewiseLinear(s).generate(5, k.data(), v.data());
+  PiecewiseLinear(s).generate(5, {k.data(), v.data(), k.data(), v.data()});
   std::vector<float> map(4 * 64);
   stream(s, 5, Draw::maps).normal(map.data(), map.size());
   for (int i = 0; i < 64; ++i) {
@@ -121,9 +121,9 @@ TEST(PiecewiseLinear, NoiseHasItsSize) {
   RegressionSetting s{.length = 1024, .d = 16, .segment = 256, .sequences = 1, .noise = 0};
   const size_t size = 1024 * 16;
   std::vector<float> k(size), clean(size), noisy(size);
-  PiecewiseLinear(s).generate(0, k.data(), clean.data());
+  PiecewiseLinear(s).generate(0, {k.data(), clean.data(), k.data(), clean.data()});
   s.noise = 0.1;
-  PiecewiseLinear(s).generate(0, k.data(), noisy.data());
+  PiecewiseLinear(s).generate(0, {k.data(), noisy.data(), k.data(), noisy.data()});
   double squares = 0;
   for (size_t i = 0; i < size; ++i) squares += std::pow(noisy[i] - clean[i], 2);
   EXPECT_NEAR(std::sqrt(squares / size), 0.1, 0.002);

@@ -22,17 +22,19 @@ RegressionRun request(const Scratch& scratch, std::vector<RegressionSetting> set
   return r;
 }
 
+constexpr int kSeries = static_cast<int>(kPlainSeries);
+
 // Values of this generator and these models at seed 42, made on 2026-11-15 with the fp64 reference.
 TEST(Regression, GoldenValues) {
   const Scratch scratch;
   ASSERT_TRUE(run(request(scratch, {small(8, 32, 4)}), {}).finished);
   const Json file = read_results(scratch.path / kResultsName);
-  const double golden[2][kModels] = {{10.10192, 30.97658, 151147.1, 35.38193, 122.2974},
+  const double golden[2][kSeries] = {{10.10192, 30.97658, 151147.1, 35.38193, 122.2974},
                                      {42.30814, 49.82809, 129320.9, 51.81717, 122.2974}};
-  ASSERT_EQ(file["records"].size(), 2u * kModels);
+  ASSERT_EQ(file["records"].size(), 2u * kSeries);
   for (int strict = 0; strict < 2; ++strict) {
-    for (int model = 0; model < kModels; ++model) {
-      const Json& r = file["records"][strict * kModels + model];
+    for (int model = 0; model < kSeries; ++model) {
+      const Json& r = file["records"][strict * kSeries + model];
       EXPECT_EQ(r["model"], kModelNames[model]);
       EXPECT_EQ(r["strict"], strict == 1);
       EXPECT_EQ(r["mse"].size(), 128u);
@@ -46,8 +48,9 @@ TEST(Regression, RecordsHaveTheDocumentedFields) {
   const Scratch scratch;
   ASSERT_TRUE(run(request(scratch, {small(8, 64, 2)}), {}).finished);
   const Json file = read_results(scratch.path / kResultsName);
-  const std::vector<std::string> expected = {"task",  "d",     "segment",   "strict", "model",   "ridge",
-                                             "scale", "noise", "sequences", "mse",    "mse_mean"};
+  const std::vector<std::string> expected = {"task",        "strict",    "d",     "segment", "model",
+                                             "ridge",       "scale",     "noise", "kernel",  "qk_norm",
+                                             "query_noise", "sequences", "mse",   "mse_mean"};
   for (const Json& r : file["records"]) {
     std::vector<std::string> names;
     for (const auto& [name, value] : r.items()) names.push_back(name);
@@ -97,12 +100,21 @@ TEST(Regression, AFinishedRunIsNotRepeatedAndASweepAddsOnlyWhatIsNew) {
   const std::string before = read_file(scratch.path / kResultsName);
   const RunSummary again = run(request(scratch, {s}), {});
   EXPECT_TRUE(again.finished);
-  EXPECT_EQ(again.kernel_seconds, 0);
+  EXPECT_EQ(again.model_seconds, 0);
   EXPECT_EQ(read_file(scratch.path / kResultsName), before);
-  s.ridge = 1;
+  s.ridges = {0.1, 1};
+  s.mesa_ridges = {1, 10};
   ASSERT_TRUE(run(request(scratch, {s}), {}).finished);
   const Json file = read_results(scratch.path / kResultsName);
-  EXPECT_EQ(file["records"].size(), 2u * kModels + 2);  // LLA with the other ridge, both forms
+  EXPECT_EQ(file["records"].size(), 2u * kSeries + 4);  // LLA and MesaNet with the other ridge, both forms
+  // What was added later is what one run would have given.
+  const Scratch at_once;
+  ASSERT_TRUE(run(request(at_once, {s}), {}).finished);
+  const Json whole = read_results(at_once.path / kResultsName);
+  EXPECT_EQ(whole["records"].size(), file["records"].size());
+  for (const Json& record : whole["records"]) {
+    EXPECT_NE(std::find(file["records"].begin(), file["records"].end(), record), file["records"].end()) << record;
+  }
 }
 
 TEST(Regression, BadSettingsAreRefusedBeforeAnythingIsWritten) {
@@ -125,8 +137,11 @@ TEST(Regression, BadSettingsAreRefusedBeforeAnythingIsWritten) {
   EXPECT_EQ(refusal(small(7, 32, 1)), "dimension 7 is not an even number from 2 to 256");
   EXPECT_EQ(refusal(small(8, 32, 0)), "0 sequences: at least one is needed");
   RegressionSetting s = small(8, 32, 1);
-  s.ridge = -1;
+  s.ridges = {0.1, -1};
   EXPECT_EQ(refusal(s), "ridge -1 is not a finite number >= 0");
+  s = small(8, 32, 1);
+  s.query_noise = 1.5;
+  EXPECT_EQ(refusal(s), "query noise 1.5 is not a number from 0 to 1");
   s = small(8, 32, 1);
   s.noise = std::nan("");
   EXPECT_EQ(refusal(s), "noise nan is not a finite number >= 0");

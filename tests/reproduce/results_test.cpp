@@ -62,7 +62,8 @@ TEST(WriteAtomically, AFailedWriteLeavesTheOldFileAndNothingElse) {
 TEST(WriteAtomically, FollowsNoLinks) {
   const Scratch s;
   write_file(s.path / "precious", "mine");
-  for (const char* name : {"file.tmp", ".probe", ".probe.tmp", ".lla-aaaaaa"}) fs::create_symlink("precious", s.path / name);
+  for (const char* name : {"file.tmp", ".probe", ".probe.tmp", ".lla-aaaaaa"})
+    fs::create_symlink("precious", s.path / name);
   fs::create_symlink("precious", s.path / "file");  // the target itself: the link is replaced, not what it points to
   write_atomically(s.path / "file", "new");
   require_writable(s.path);
@@ -77,7 +78,8 @@ TEST(WriteAtomically, FollowsNoLinks) {
   EXPECT_EQ(read_file(s.path / "precious"), "mine");
 }
 
-// Two processes: while one has the folder the other is refused by name, and when it is gone, however, the folder is free.
+// Two processes: while one has the folder the other is refused by name, and when it is gone, however, the folder is
+// free.
 TEST(Results, OneRunAtATimeInAFolder) {
   const Scratch s;
   int ready[2], done[2];
@@ -122,7 +124,7 @@ TEST(Results, OneBentFieldIsASentence) {
   Sums sums(4);
   sums.sequences = 9;
   Results results(s.path, "regression", {{"length", 4}}, "test");
-  for (Json& record : to_records(setting, sums)) results.add(std::move(record));
+  for (Json& record : to_records(setting, series(setting), sums)) results.add(std::move(record));
   results.write();
   const fs::path path = s.path / kResultsName;
   const Json good = read_results(path);
@@ -234,8 +236,8 @@ TEST(Checkpoint, ImpossibleCountsAreRefused) {
   const RegressionSetting setting{.length = 4, .d = 8, .segment = 4, .sequences = 9};
   write_checkpoint(s.path / "c", setting, Sums(4));
   const Json good = read_json(s.path / "c");
-  for (const Json& count : {Json(10), Json(1000000), Json(-1), Json(2.5), Json(1e300), Json("5"), Json(nullptr), Json(true),
-                            Json(UINT64_MAX), Json::array()}) {
+  for (const Json& count : {Json(10), Json(1000000), Json(-1), Json(2.5), Json(1e300), Json("5"), Json(nullptr),
+                            Json(true), Json(UINT64_MAX), Json::array()}) {
     Json bent = good;
     bent["sequences_done"] = count;
     write_file(s.path / "c", bent.dump());

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <stdexcept>
+#include <utility>
 
 #include "plan/implementation.hpp"
 
@@ -224,7 +225,7 @@ Backward oracle_backward(const Spec& spec, const Inputs& inputs) {
     sums[element(row)] += result.dridge[row];
     squares += result.dridge[row] * result.dridge[row];
   }
-  result.dridge = sums;
+  result.dridge_terms = std::exchange(result.dridge, sums);
   result.dridge_summands = std::sqrt(squares);
   return result;
 }

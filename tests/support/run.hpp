@@ -25,7 +25,8 @@ struct Backward {
   lla_status status = LLA_OK;
   std::string message;
   std::vector<double> dq, dk, dv, dridge, dx;
-  double dridge_summands = 0;  // oracle only: norm of what a scalar or per-head dridge is the sum of
+  std::vector<double> dridge_terms;  // oracle only: what a scalar or per-head dridge is the sum of
+  double dridge_summands = 0;        // and their norm
   RowInfo info;
 };
 

@@ -18,6 +18,7 @@ struct Solve {
   T ridge = std::numeric_limits<T>::infinity();  // the smallest of the row's
   T omega = 1, max = 0;
   int64_t ridge_offset = 0;
+  int32_t exponent = 0;  // the right-hand side is divided by this power of two: squares stay in range
   int32_t status = LLA_ROW_OK;
 
   __device__ T residual() const { return norm > T(0) ? sqrt(squared) / norm : T(0); }
@@ -64,12 +65,19 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
     for (int c = 0; c < C::kColumns; ++c) {
       if (lane() + kLanes * c < columns) direction_at(r, c) = Vec<T>{};
     }
-    T mean_squares = 0;
+    T largest = 0, mean_squares = 0;
+    if (s.active) {
+      for_columns<C>(p.dim,
+                     [&](int, int, int column) { largest = fmax(largest, fabs(a.rows.rest[q.row * p.dim + column])); });
+    }
+    s.exponent = exponent_of(row_max(largest));
+    if (s.exponent == kNoExponent) s.exponent = 0;
+    const PowerOfTwo<T> scale(-s.exponent);
     if (s.active) {
       for_columns<C>(p.dim, [&](int c, int e, int column) {
         const int64_t at = q.row * p.dim + column;
         const T ridge = ridge_at(a, s.ridge_offset, column);
-        const T value = removes(ridge) ? T(0) : a.rows.rest[at];
+        const T value = removes(ridge) ? T(0) : scale(a.rows.rest[at]);
         s.ridge = fmin(s.ridge, ridge);
         a.rows.rest[at] = value;
         a.solution[at] = 0;
@@ -97,8 +105,13 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
       if (!done && (spent || hopeless)) s.status = hopeless ? LLA_ROW_BREAKDOWN : LLA_ROW_MAX_ITERATIONS;
       if (done || spent || hopeless || s.status != LLA_ROW_OK) {
         s.active = false;
+        const int64_t row = query[r].row;
+        const PowerOfTwo<T> undo(s.exponent);
+        for_columns<C>(p.dim, [&](int, int, int column) {
+          T& x = a.solution[row * p.dim + column];
+          x = undo(x);
+        });
         if (lane() == 0) {
-          const int64_t row = query[r].row;
           if (s.status != LLA_ROW_OK) a.rows.kind[row] = kUnfinished;
           if (a.info.iterations) a.info.iterations[row] = s.iterations;
           if (a.info.residual) a.info.residual[row] = static_cast<float>(s.residual());

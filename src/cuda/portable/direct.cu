@@ -66,8 +66,10 @@ __device__ void load_vectors(const Row<T>& row) {
   }
   if (a.grad_o) {
     const int64_t g_offset = row_offset(a.grad_o, row.sequence, row.head, row.query.index);
+    const int32_t exponent = a.rows.exponent[row.query.row];
+    const PowerOfTwo<double> scale(exponent == kNoExponent ? 0 : -exponent);
     for (int d = threadIdx.x; d < p.value_dim; d += D::kThreads) {
-      row.gradient[d] = load_as<double>(a.grad_o.data, a.grad_o.dtype, g_offset + d * a.grad_o.stride[3]);
+      row.gradient[d] = scale(load_as<double>(a.grad_o.data, a.grad_o.dtype, g_offset + d * a.grad_o.stride[3]));
       row.mean_value[d] = static_cast<double>(a.rows.mean_v[row.query.row * p.value_dim + d]);
     }
   }

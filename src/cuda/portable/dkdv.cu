@@ -10,12 +10,13 @@ namespace {
 template <class T>
 struct QueryConstants {
   T* max;
-  T* omega;
+  T* omega;  // divided by the row's share of the block's power of two: see there
   T* mean_e;
   T* tau;
   T* mean_b;
   T* c;
   int32_t* kind;
+  int32_t* exponent;
   int64_t* begin;
   int64_t* end;
 
@@ -31,14 +32,25 @@ struct QueryConstants {
     q.mean_b = q.tau + kOther;
     q.c = q.mean_b + kOther;
     q.kind = reinterpret_cast<int32_t*>(q.c + kOther);
+    q.exponent = q.kind + kOther;
     return q;
   }
 };
 
+// The largest of the threads' numbers; `scratch` holds one a warp.
+template <class C>
+__device__ int32_t block_max(int32_t value, int32_t* scratch) {
+  value = __reduce_max_sync(~0u, value);
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
+  __syncthreads();
+  for (int warp = 0; warp < C::kThreads / 32; ++warp) value = max(value, scratch[warp]);
+  return value;
+}
+
 template <class T, int kDim>
 __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dkdv_kernel(const __grid_constant__ Arguments<T> a) {
   using C = Config<T, kDim>;
-  static_assert(C::kOther * (2 * sizeof(int64_t) + 6 * sizeof(T) + sizeof(int32_t)) <= C::kRowDataBytes);
+  static_assert(C::kOther * (2 * sizeof(int64_t) + 6 * sizeof(T) + 2 * sizeof(int32_t)) <= C::kRowDataBytes);
   extern __shared__ __align__(16) unsigned char shared[];
   const Tile<T, kDim> own_k{reinterpret_cast<T*>(shared)};
   const Tile<T, kDim> own_v{reinterpret_cast<T*>(shared + C::kOwnBytes)};
@@ -67,6 +79,17 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dkdv_kernel(cons
   query_begin = query_begin < 0 ? 0 : query_begin;
   query_end = query_end > s.length_q ? s.length_q : query_end;
 
+  // Rows come with gradients divided by powers of two of their own. Their sum is one of numbers divided by the largest
+  // of these, which keeps it in range; a row's weights, which everything it adds is multiplied by once, bring the rest.
+  int32_t block_exponent = kNoExponent;
+  for (int64_t head = head_kv * p.group(); head < (head_kv + 1) * p.group(); ++head) {
+    for (int64_t i = query_begin + threadIdx.x; i < query_end; i += C::kThreads) {
+      block_exponent = max(block_exponent, a.rows.exponent[core::row_index(p, s, head, i)]);
+    }
+  }
+  block_exponent = block_max<C>(block_exponent, reinterpret_cast<int32_t*>(weights.data));
+  if (block_exponent == kNoExponent) block_exponent = 0;
+
   Accumulator<C, T> dk, dv;
   dk.zero();
   dv.zero();
@@ -90,7 +113,9 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dkdv_kernel(cons
         constants.kind[i] = exists ? a.rows.kind[row + i] : static_cast<int32_t>(kEmpty);
         const bool counts = exists && (is_regular(constants.kind[i]) || constants.kind[i] == kSingle);
         constants.max[i] = counts ? a.rows.max[row + i] : T(0);
-        constants.omega[i] = counts ? a.rows.omega[row + i] : T(1);
+        constants.exponent[i] = counts ? a.rows.exponent[row + i] : kNoExponent;
+        constants.omega[i] =
+            counts ? PowerOfTwo<T>(block_exponent - constants.exponent[i])(a.rows.omega[row + i]) : T(1);
         constants.mean_e[i] = counts ? a.rows.mean_e[row + i] : T(0);
         constants.tau[i] = counts ? a.rows.tau[row + i] : T(0);
         constants.mean_b[i] = counts ? a.rows.mean_b[row + i] : T(0);
@@ -115,6 +140,9 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dkdv_kernel(cons
       }
       __syncthreads();
       load_queries(a.grad_o, p.value_dim);
+      scale_tile<C::kOther, C>(tile, value_columns, [&](int i) {
+        return constants.exponent[i] == kNoExponent ? 0 : -constants.exponent[i];
+      });
       __syncthreads();
       product<C, 1>({own_v}, tile, value_columns, gamma);
 
@@ -170,12 +198,13 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dkdv_kernel(cons
     const bool any_bad = row_any(bad[r]);
     const int own = group() + C::kGroups * r;
     if (own >= keys) continue;
+    const PowerOfTwo<T> undo(block_exponent);
     const auto write = [&](const core::Operand& t, int64_t width, const Accumulator<C, T>& sum) {
       if (!t) return;
       const int64_t offset =
           s.batch * t.stride[0] + (s.start_k + first_key + own) * t.stride[1] + head_kv * t.stride[2];
       for_columns<C>(width, [&](int c, int i, int column) {
-        store_as(t.data, t.dtype, offset + column * t.stride[3], any_bad ? nan_value<T>() : sum.at[r][c].at[i]);
+        store_as(t.data, t.dtype, offset + column * t.stride[3], any_bad ? nan_value<T>() : undo(sum.at[r][c].at[i]));
       });
     };
     write(a.dk, p.dim, dk);

@@ -9,7 +9,8 @@ namespace {
 
 // -x y, summed over what the ridge does not vary over within the row; NaN for a bad row.
 template <class C, class T>
-__device__ void write_ridge_gradient(const Arguments<T>& a, const QueryBlock& block, const Query& q, int32_t kind) {
+__device__ void write_ridge_gradient(const Arguments<T>& a, const QueryBlock& block, const Query& q, int32_t kind,
+                                     PowerOfTwo<T> undo) {
   const core::Problem& p = a.problem;
   T sum = 0;
   const bool per_dimension = p.ridge == core::RidgeShape::dimension;
@@ -19,11 +20,14 @@ __device__ void write_ridge_gradient(const Arguments<T>& a, const QueryBlock& bl
       const int64_t at = q.row * p.dim + column;
       const T gradient = kind == kBad ? nan_value<T>() : is_regular(kind) ? -a.rows.x[at] * a.rows.y[at] : T(0);
       sum += gradient;
-      if (per_dimension) store_as(a.dridge.data, a.dridge.dtype, offset + column * a.dridge.stride[3], gradient);
+      if (per_dimension) {
+        store_as(a.dridge.data, a.dridge.dtype, offset + column * a.dridge.stride[3], undo(gradient));
+      }
     });
   }
   sum = row_sum(sum);
   if (!q.exists || lane() != 0 || per_dimension) return;
+  sum = undo(sum);
   if (p.ridge == core::RidgeShape::token) {
     store_as(a.dridge.data, a.dridge.dtype, row_offset(a.dridge, block.sequence, block.head, q.index), sum);
   } else {
@@ -55,6 +59,14 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dq_kernel(const 
   // Without a solve y is zero; loading nothing writes just that.
   load_tile<C::kOwn, C>(own_y, array_rows<T>(a.rows.y, block.row, p.dim), 0, solved ? block.count : 0, nullptr,
                         Always{});
+  __syncthreads();
+
+  // A bad row has no exponent, and what it computes is not used.
+  const auto exponent = [&](int own) {
+    const int32_t found = own < block.count ? a.rows.exponent[block.row + own] : kNoExponent;
+    return found == kNoExponent ? 0 : found;
+  };
+  scale_tile<C::kOwn, C>(own_g, pieces<T>(p.value_dim), [&](int row) { return -exponent(row); });
   __syncthreads();
 
   Query query[C::kRows];
@@ -113,7 +125,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dq_kernel(const 
   for (int r = 0; r < C::kRows; ++r) {
     const Query& q = query[r];
     const T total = row_sum(sum[r]);
-    if (a.dridge) write_ridge_gradient<C>(a, block, q, kind[r]);
+    const PowerOfTwo<T> undo(exponent(group() + C::kGroups * r));
+    if (a.dridge) write_ridge_gradient<C>(a, block, q, kind[r], undo);
     if (!q.exists) continue;
     if (lane() == 0) {
       a.rows.mean_e[q.row] = mean_e[r];
@@ -129,7 +142,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dq_kernel(const 
         gradient = static_cast<T>(p.scale) * ((acc.at[r][c].at[e] - total * a.rows.mean_k[at]) / omega[r]);
         if (solved) gradient += a.rows.y[at];
       }
-      store_as(a.dq.data, a.dq.dtype, offset + column * a.dq.stride[3], gradient);
+      store_as(a.dq.data, a.dq.dtype, offset + column * a.dq.stride[3], undo(gradient));
     });
   }
 }

@@ -31,6 +31,7 @@ Layout::Layout(const core::Problem& p, int direct_blocks) {
   tau_low = take(backward, scalars);
   mean_b = take(backward, scalars);
   c = take(backward, scalars);
+  exponent = take(backward, rows * 4);
   dridge = take(backward && (p.ridge == core::RidgeShape::head || p.ridge == core::RidgeShape::scalar), scalars);
   matrices = take(direct_blocks > 0 && !DirectConfig::matrix_in_shared(p.dim),
                   direct_blocks * DirectConfig::matrix_elements(p.dim) * 8);

@@ -10,6 +10,22 @@
 namespace lla::cuda::portable {
 namespace {
 
+// Of the row's largest gradient, plus that of the largest of its mean value: their products are of size 1 then.
+template <class C, class T, int kDim>
+__device__ int32_t gradient_exponent(const Arguments<T>& a, const Query& q, int32_t kind, Tile<T, kDim> gradients,
+                                     int own) {
+  const core::Problem& p = a.problem;
+  T gradient = 0, value = 0;
+  if (kind == kRegular || kind == kSingle) {
+    for_columns<C>(p.value_dim, [&](int c, int e, int column) {
+      gradient = fmax(gradient, fabs(gradients.vec(own, lane() + kLanes * c).at[e]));
+      value = fmax(value, fabs(a.rows.mean_v[q.row * p.value_dim + column]));
+    });
+  }
+  const int32_t of_gradient = exponent_of(row_max(gradient)), of_value = exponent_of(row_max(value));
+  return of_gradient == kNoExponent ? kNoExponent : of_gradient + (of_value == kNoExponent ? 0 : of_value);
+}
+
 template <class T, int kDim>
 __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) rhs_kernel(const __grid_constant__ Arguments<T> a) {
   using C = Config<T, kDim>;
@@ -35,11 +51,21 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) rhs_kernel(const
   Query query[C::kRows];
   int32_t kind[C::kRows];
   T omega[C::kRows], max[C::kRows], tau[C::kRows], sum[C::kRows];
+  int32_t exponent[C::kRows];
 #pragma unroll
   for (int r = 0; r < C::kRows; ++r) {
     query[r] = owned_query<C>(p, block, r);
     const Query& q = query[r];
     kind[r] = q.exists ? a.rows.kind[q.row] : static_cast<int32_t>(kEmpty);
+    exponent[r] = gradient_exponent<C>(a, q, kind[r], own_g, group() + C::kGroups * r);
+  }
+  scale_tile<C::kOwn, C>(own_g, pieces<T>(p.value_dim), [&](int row) {
+    const int32_t own = exponent[row / C::kGroups];
+    return own == kNoExponent ? 0 : -own;
+  });
+#pragma unroll
+  for (int r = 0; r < C::kRows; ++r) {
+    const Query& q = query[r];
     bool bad = bad_gradient[group() + C::kGroups * r] != 0;
     tau[r] = sum[r] = 0;
     omega[r] = 1;
@@ -91,13 +117,14 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) rhs_kernel(const
       if (p.given_x()) {
         if (!a.dx) return;
         const int64_t offset = row_offset(a.dx, block.sequence, block.head, q.index) + column * a.dx.stride[3];
-        store_as(a.dx.data, a.dx.dtype, offset, kind[r] == kBad ? nan_value<T>() : t);
+        store_as(a.dx.data, a.dx.dtype, offset, kind[r] == kBad ? nan_value<T>() : PowerOfTwo<T>(exponent[r])(t));
       } else {
         a.rows.rest[at] = t;
         a.rows.y[at] = 0;
       }
     });
     if (lane() != 0) continue;
+    a.rows.exponent[q.row] = exponent[r];
     a.rows.tau[q.row] = kind[r] == kRegular ? tau[r] : T(0);
     a.rows.tau_low[q.row] = kind[r] == kRegular ? total / omega[r] : T(0);
     if (kind[r] == kBad) {

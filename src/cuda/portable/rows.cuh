@@ -31,6 +31,52 @@ __device__ __forceinline__ bool row_any(bool v) {
 __device__ __forceinline__ float power_of_two(float x) { return exp2f(x); }
 __device__ __forceinline__ double power_of_two(double x) { return exp2(x); }
 
+// Of a row without a gradient: below every other.
+inline constexpr int32_t kNoExponent = std::numeric_limits<int32_t>::min() / 2;
+
+// 2^exponent <= x < 2^(exponent + 1); kNoExponent for zero and what is not finite.
+template <class T>
+__device__ __forceinline__ int32_t exponent_of(T x) {
+  return x > T(0) && isfinite(x) ? ilogb(x) : kNoExponent;
+}
+
+// x 2^exponent, also where the power alone is out of the type's range; too large is infinite.
+template <class T>
+class PowerOfTwo {
+ public:
+  __device__ explicit PowerOfTwo(int32_t exponent) {
+    const int32_t within = min(max(exponent, -2 * kLargest), 2 * kLargest);
+    first_ = power(within / 2);
+    second_ = power(within - within / 2);
+  }
+  __device__ T operator()(T x) const { return x * first_ * second_; }
+
+ private:
+  static constexpr int32_t kLargest = std::numeric_limits<T>::max_exponent - 2;  // of a power that has a reciprocal
+  __device__ static T power(int32_t exponent) {
+    const int32_t biased = exponent + std::numeric_limits<T>::max_exponent - 1;
+    if constexpr (sizeof(T) == 8) {
+      return __hiloint2double(biased << 20, 0);
+    } else {
+      return __int_as_float(biased << 23);
+    }
+  }
+  T first_, second_;
+};
+
+// Multiplies row `row` of a tile by 2^exponent(row); every thread what it loaded itself.
+template <int kRows, class C, class T, int kDim, class Exponent>
+__device__ __forceinline__ void scale_tile(Tile<T, kDim> tile, int columns, Exponent exponent) {
+  for (int row = group(); row < kRows; row += C::kGroups) {
+    const PowerOfTwo<T> scale(exponent(row));
+    for (int c = lane(); c < columns; c += kLanes) {
+      Vec<T>& v = tile.vec(row, c);
+#pragma unroll
+      for (int e = 0; e < Vec<T>::kSize; ++e) v.at[e] = scale(v.at[e]);
+    }
+  }
+}
+
 template <class T>
 __device__ __forceinline__ T nan_value() {
   return std::numeric_limits<T>::quiet_NaN();

@@ -1,9 +1,9 @@
 // Conjugate gradients on the rows of a warpgroup, vectors in fragment order.
 //
-// Units: keys are scaled by κ (a power of two), so r = κ q - mean and x carry a factor κ, and the matrix in the step is
-// the true one, (1/κ²) Σ w (k - mean)(k - mean)ᵀ / ω + Λ. The direction is rounded to fp16 with a power of two per row,
-// and the rounded vector is the direction that is used: the step length is the exact minimiser along it, (r·p) /
-// (p·Ap).
+// Units: keys are scaled by κ (a power of two), and so is all that is made of them: r = κ q - mean, the matrix
+// Σ w (k - mean)(k - mean)ᵀ / ω + κ² Λ, and x, which is 1/κ of the true one. So keys of any size give the same bits.
+// The direction is rounded to fp16 with a power of two per row, and the rounded vector is the direction that is used:
+// the step length is the exact minimiser along it, (r·p) / (p·Ap).
 #pragma once
 
 #include "cuda/sm90/fragment.cuh"
@@ -32,7 +32,7 @@ struct Solve {
   Pair<float> rr_start;
   Pair<float> curvature;  // largest p·Ap / |p|²
   Pair<float> omega;
-  Pair<float> ridge;         // the row's, or its smallest
+  Pair<float> ridge;         // κ² λ of the row, or its smallest
   Pair<float> inverse;       // true direction = fp16 direction * inverse, a power of two
   Pair<float> norm_squared;  // |p|² of the fp16 direction
   Pair<float> rp;            // r·p
@@ -199,7 +199,7 @@ struct StepLimits {
 struct Vectors {
   float* r;             // in shared memory
   float* x;             // in global memory, only added to
-  const float* ridges;  // in global memory: λ per dimension (+inf: projected out)
+  const float* ridges;  // in global memory: κ² λ per dimension (+inf: projected out)
   bool per_dim;         // whether there are any
 };
 
@@ -229,6 +229,11 @@ __device__ __forceinline__ void add_to(float4* to, float a, float b, float c, fl
 
 // Of the largest λ in units of the data part: beyond, x is zero to rounding, and p·Ap would overflow.
 inline constexpr float kLargestRidge = 0x1p80f;
+
+// κ² λ; what is infinite, negative or NaN stays so, and nothing else becomes infinite.
+__device__ __forceinline__ float scaled_ridge(float lambda, float key_scale) {
+  return lambda < INFINITY ? fminf(lambda * key_scale * key_scale, 0x1p120f) : lambda;
+}
 
 // product += Λ p with a λ per dimension, in units of the data part. Where λ is +inf the product is zero; the mean key
 // is too.
@@ -266,7 +271,7 @@ __device__ __forceinline__ float scale_of_square(float square) {
 template <int kDim>
 __device__ __forceinline__ bool step(const StepInputs<kDim>& in, float (&product)[kDim / 2], const Pair<float>& sums,
                                      uint32_t (&p)[kDim / 4], Direction& d, const Vectors& at, const Lane& lane,
-                                     float key_scale, float largest_key_norm, const StepLimits& limits) {
+                                     float largest_key_norm, const StepLimits& limits) {
   constexpr int kQuads = kDim / 8;
   SolveMemory::Words state;
   SolveMemory::fetch(state, in.state, lane);
@@ -277,8 +282,7 @@ __device__ __forceinline__ bool step(const StepInputs<kDim>& in, float (&product
   if (at.per_dim) {
     Solve s;
     SolveMemory::unpack(state, s);
-    const float squared = key_scale * key_scale;
-    const Pair<float> units = {squared * (s.omega[0] * d.scale[0]), squared * (s.omega[1] * d.scale[1])};
+    const Pair<float> units = {s.omega[0] * d.scale[0], s.omega[1] * d.scale[1]};
     add_ridges<kDim>(product, p, at.ridges, units, lane);
     forget(p);
   }
@@ -301,11 +305,10 @@ __device__ __forceinline__ bool step(const StepInputs<kDim>& in, float (&product
   Pair<float> units, ridge, pm, curvature;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float weights = s.omega[h] * d.scale[h];
-    units[h] = key_scale * key_scale * weights;
+    units[h] = s.omega[h] * d.scale[h];
     ridge[h] = at.per_dim ? 0.0f : fminf(s.ridge[h] * units[h], kLargestRidge);
-    pm[h] =
-        d.scale[h] > 0 ? fmaf(sums[h], fast_reciprocal(weights), d.centre[h] * inverse_power_of_two(d.scale[h])) : 0.0f;
+    pm[h] = d.scale[h] > 0 ? fmaf(sums[h], fast_reciprocal(units[h]), d.centre[h] * inverse_power_of_two(d.scale[h]))
+                           : 0.0f;
     curvature[h] = parts[h][0] + parts[h][1];
   }
 

@@ -15,9 +15,9 @@ struct LowParts {
   constexpr bool of_y(float y_squared, float curvature, float variance) const {
     return !(factor * y_squared * curvature <= variance);
   }
-  // The least x·(q - mean) of a row that needs none; all of it times `unit`.
-  constexpr float least(float x_squared, float curvature, float ridge_part, float unit = 1) const {
-    return factor * x_squared * curvature - unit + ridge_part;
+  // The least x·(q - mean) of a row that needs none.
+  constexpr float least(float x_squared, float curvature, float ridge_part) const {
+    return factor * x_squared * curvature - 1 + ridge_part;
   }
 };
 

@@ -7,12 +7,12 @@
 
 namespace lla::cuda::sm90 {
 
-// The power of two s with s · largest in [2^14, 2^15); 1 for zero. Kept where s² is still a normal float.
+// The power of two s with s · largest in [2^14, 2^15); 1 for zero. Kept where s and 1/s are normal floats.
 constexpr float power_of_two_scale(float largest) {
   if (!(largest > 0)) return 1;
   const int exponent = static_cast<int>(std::bit_cast<uint32_t>(largest) >> 23) - 127;  // -127 for a subnormal
   const int wanted = 14 - exponent;
-  const int kept = wanted < -62 ? -62 : wanted > 62 ? 62 : wanted;
+  const int kept = wanted < -126 ? -126 : wanted > 126 ? 126 : wanted;
   return std::bit_cast<float>(static_cast<uint32_t>(kept + 127) << 23);
 }
 

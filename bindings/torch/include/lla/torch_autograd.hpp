@@ -17,16 +17,25 @@
 
 namespace lla::torch {
 
-// The options of lla.h; max_iterations 0 means max(64, 2 D).
+// How a pass solved its rows: (B, Hq, Lq), packed (Hq, total_q). iterations and residual are -1 where a row was solved
+// directly; status holds lla_row_status.
+struct RowInfo : ::torch::CustomClassHolder {
+  at::Tensor iterations, residual, status;
+};
+inline c10::intrusive_ptr<RowInfo> make_row_info() { return c10::make_intrusive<RowInfo>(); }
+
+// The options of lla.h; what is not given has its default there.
 struct Options {
   std::optional<double> scale;  // of the logits, 1/sqrt(D) unless given
   bool causal = true;
   int64_t window_left = -1;
   int64_t window_right = -1;
-  double tol = 1e-3;
-  int64_t max_iterations = 0;
+  std::optional<double> tol;
+  int64_t max_iterations = 0;  // 0: the default
   std::string solver = "auto";
   std::optional<std::string> implementation;
+  // Filled where given (make_row_info): by the call, and by its backward pass.
+  c10::intrusive_ptr<RowInfo> info, backward_info;
 };
 
 // Packed sequences: int32 (sequences + 1), as for lla_attention_varlen in Python.
@@ -41,16 +50,17 @@ using MaybeTensor = std::optional<at::Tensor>;
 using MaybeText = std::optional<c10::string_view>;
 using ForwardSignature = std::tuple<at::Tensor, at::Tensor, at::Tensor>(
     const at::Tensor&, const at::Tensor&, const at::Tensor&, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
-    const MaybeTensor&, c10::SymInt, c10::SymInt, std::optional<double>, bool, c10::SymInt, c10::SymInt, double,
-    int64_t, c10::string_view, MaybeText, bool, bool);
+    const MaybeTensor&, c10::SymInt, c10::SymInt, std::optional<double>, bool, c10::SymInt, c10::SymInt,
+    std::optional<double>, int64_t, c10::string_view, MaybeText, bool, bool);
 using InferenceSignature = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const MaybeTensor&,
                                       const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, c10::SymInt,
-                                      c10::SymInt, std::optional<double>, bool, c10::SymInt, c10::SymInt, double,
-                                      int64_t, c10::string_view, MaybeText);
-using BackwardSignature = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
+                                      c10::SymInt, std::optional<double>, bool, c10::SymInt, c10::SymInt,
+                                      std::optional<double>, int64_t, c10::string_view, MaybeText);
+using BackwardSignature = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
     const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const MaybeTensor&, const MaybeTensor&,
     const at::Tensor&, const MaybeTensor&, const MaybeTensor&, c10::SymInt, c10::SymInt, std::optional<double>, bool,
-    c10::SymInt, c10::SymInt, double, int64_t, c10::string_view, MaybeText, bool, bool, bool, bool);
+    c10::SymInt, c10::SymInt, std::optional<double>, int64_t, c10::string_view, MaybeText, bool, bool, bool, bool,
+    bool);
 
 template <class Signature>
 auto find(const char* name) {
@@ -58,6 +68,15 @@ auto find(const char* name) {
 }
 
 inline MaybeTensor maybe(const at::Tensor& tensor) { return tensor.defined() ? MaybeTensor(tensor) : std::nullopt; }
+// From the operators' one tensor of rows.
+inline void put_rows(const at::Tensor& rows, const at::Tensor& q, RowInfo& to) {
+  std::vector<int64_t> size;
+  if (q.dim() == 4) size.push_back(q.size(0));
+  size.insert(size.end(), {q.size(-2), q.size(-3)});
+  to.iterations = rows[0].view(size);
+  to.residual = rows[1].view(at::kFloat).view(size);
+  to.status = rows[2].view(size);
+}
 inline MaybeText text(const std::optional<std::string>& value) { return value ? MaybeText(*value) : std::nullopt; }
 
 class Attention : public ::torch::autograd::Function<Attention> {
@@ -71,7 +90,9 @@ class Attention : public ::torch::autograd::Function<Attention> {
     auto [o, saved, row_info] = op.call(q, k, v, ridge, x, maybe(packing.cu_seqlens_q), maybe(packing.cu_seqlens_k),
                                         packing.max_seqlen_q, packing.max_seqlen_k, options.scale, options.causal,
                                         options.window_left, options.window_right, options.tol, options.max_iterations,
-                                        options.solver, text(options.implementation), /*save=*/true, /*info=*/false);
+                                        options.solver, text(options.implementation), /*save=*/true,
+                                        /*info=*/options.info.defined());
+    if (options.info) put_rows(row_info, q, *options.info);
     context->save_for_backward({q, k, v, ridge.value_or(at::Tensor()), x.value_or(at::Tensor()), packing.cu_seqlens_q,
                                 packing.cu_seqlens_k, saved});
     context->saved_data["lengths"] = std::vector<int64_t>{packing.max_seqlen_q, packing.max_seqlen_k};
@@ -82,6 +103,9 @@ class Attention : public ::torch::autograd::Function<Attention> {
     context->saved_data["max_iterations"] = options.max_iterations;
     context->saved_data["solver"] = options.solver;
     context->saved_data["implementation"] = options.implementation;
+    if (options.backward_info) {
+      context->saved_data["info"] = c10::IValue::make_capsule(options.backward_info);
+    }
     return o;
   }
 
@@ -96,12 +120,15 @@ class Attention : public ::torch::autograd::Function<Attention> {
     const auto implementation = data["implementation"].toOptional<std::string>();
     const bool ridge = saved[3].defined();
     at::AutoDispatchBelowADInplaceOrView guard;
-    auto [dq, dk, dv, dlast] = op.call(
+    const bool info = data.find("info") != data.end();
+    auto [dq, dk, dv, dlast, rows] = op.call(
         grads[0].contiguous(), saved[0], saved[1], saved[2], maybe(saved[3]), maybe(saved[4]), saved[7],
         maybe(saved[5]), maybe(saved[6]), lengths[0], lengths[1], data["scale"].toOptional<double>(),
-        data["causal"].toBool(), window[0], window[1], data["tol"].toDouble(), data["max_iterations"].toInt(), solver,
+        data["causal"].toBool(), window[0], window[1], data["tol"].toOptional<double>(), data["max_iterations"].toInt(), solver,
         text(implementation), context->needs_input_grad(0), context->needs_input_grad(1), context->needs_input_grad(2),
-        context->needs_input_grad(3));  // the fourth tensor given: ridge or x
+        context->needs_input_grad(3),  // the fourth tensor given: ridge or x
+        info);
+    if (info) put_rows(rows, saved[0], static_cast<RowInfo&>(*data["info"].toCapsule()));
     const auto wanted = [&](size_t input, at::Tensor grad) {
       return context->needs_input_grad(input) ? grad : at::Tensor();
     };
@@ -123,6 +150,15 @@ inline at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Ten
     return Attention::apply(q, k, v, ridge, x, packing, options);
   }
   at::AutoDispatchBelowADInplaceOrView guard;
+  if (options.info) {
+    static const auto op = find<ForwardSignature>("lla::forward");
+    auto [o, saved, rows] = op.call(q, k, v, ridge, x, maybe(packing.cu_seqlens_q), maybe(packing.cu_seqlens_k),
+                                    packing.max_seqlen_q, packing.max_seqlen_k, options.scale, options.causal,
+                                    options.window_left, options.window_right, options.tol, options.max_iterations,
+                                    options.solver, text(options.implementation), /*save=*/false, /*info=*/true);
+    put_rows(rows, q, *options.info);
+    return o;
+  }
   static const auto op = find<InferenceSignature>("lla::inference");
   return op.call(q, k, v, ridge, x, maybe(packing.cu_seqlens_q), maybe(packing.cu_seqlens_k), packing.max_seqlen_q,
                  packing.max_seqlen_k, options.scale, options.causal, options.window_left, options.window_right,

@@ -142,11 +142,11 @@ struct Run {
     params.sizes = at<RowSizes>(layout.sizes);
     params.heads = at<HeadStatistics>(layout.forward.head_statistics);
     params.bounds = at<HeadBounds>(layout.bounds);
-    params.head_scales = at<float>(layout.head_scales);
+    params.head_exponents = at<int32_t>(layout.head_exponents);
     for (int i = 0; i < kQueryOperands; ++i) params.operand[i] = at<uint16_t>(layout.operand[i]);
     params.low = at<uint32_t>(layout.low);
     params.rows = at<RowConstants>(layout.rows);
-    params.row_scales = at<float>(layout.row_scales);
+    params.units = at<RowUnits>(layout.units);
     if (p.given_x()) params.info = call.info;
     params.ridge = p.ridge;
     const bool summed = p.ridge == core::RidgeShape::scalar || p.ridge == core::RidgeShape::head;
@@ -177,11 +177,10 @@ struct Run {
     params.shape = shape;
     params.cu_q = call.cu_seqlens_q, params.cu_k = call.cu_seqlens_k;
     params.heads_kv = static_cast<int32_t>(p.heads_kv), params.dim = static_cast<int32_t>(p.dim);
-    params.scale = static_cast<float>(p.scale);
     params.q = at<uint16_t>(layout.operand[kOpQ]);
     params.low = at<uint32_t>(layout.low);
     params.rows = at<RowConstants>(layout.rows);
-    params.row_scales = at<float>(layout.row_scales);
+    params.units = at<RowUnits>(layout.units);
     params.heads = at<HeadStatistics>(layout.forward.head_statistics);
     params.mean_k = section(saved.mean_k);
     params.y = at<float>(layout.y);
@@ -202,7 +201,7 @@ struct Run {
     params.heads_together = heads_together();
     params.low = at<uint32_t>(layout.low);
     params.rows = at<RowConstants>(layout.rows);
-    params.head_scales = at<float>(layout.head_scales);
+    params.head_exponents = at<int32_t>(layout.head_exponents);
     params.dk = rows_of(call.dk), params.dv = rows_of(call.dv);
     const auto launch = padded == 64 ? (p.given_x() ? launch_key_pass<64, false> : launch_key_pass<64, true>)
                                      : (p.given_x() ? launch_key_pass<128, false> : launch_key_pass<128, true>);

@@ -22,6 +22,14 @@ constexpr float power_of_two(int e) {
   return std::bit_cast<float>(static_cast<uint32_t>((e < -126 ? -126 : e > 127 ? 127 : e) + 127) << 23);
 }
 
+// x 2^e for exponents up to 252 in magnitude: rounded only where the result is subnormal, infinite where it is too
+// large.
+struct PowerOfTwo {
+  float half, rest;
+  constexpr explicit PowerOfTwo(int e) : half(power_of_two(e / 2)), rest(power_of_two(e - e / 2)) {}
+  constexpr float operator*(float x) const { return x * half * rest; }
+};
+
 constexpr int larger(int a, int b) { return a > b ? a : b; }
 constexpr int smaller(int a, int b) { return a < b ? a : b; }
 // Sum of exponents, of which either may be "of zero".
@@ -90,9 +98,18 @@ struct HeadExponents {
   constexpr HeadExponents(const HeadBounds& b, float logit_scale, int key_scale, int value_scale) {
     const auto of = [](uint32_t biased) { return static_cast<int>(biased) - kExponentBias; };
     alpha = of(b.alpha) > kNoExponent ? of(b.alpha) : 1;
-    beta = of(b.beta) > kNoExponent ? of(b.beta) : 0;
     scale = logit_scale == 0 ? 0 : exponent_above(logit_scale < 0 ? -logit_scale : logit_scale);
     const int g_most = larger(of(b.g_alpha), plus(of(b.g), alpha - kSpread));
+    if (of(b.beta) <= kNoExponent) {  // b is zero (all values are): G alone decides, and beta is as x and q can take it
+      rows = g_most > kNoExponent / 2 ? 15 - g_most + value_scale - key_scale : 0;
+      beta =
+          smaller(15 - larger(of(b.x), -kExponentBias / 4), 14 - larger(of(b.q), -kExponentBias / 4) - alpha - scale);
+      beta -= rows;
+      g = rows + key_scale - value_scale;
+      q = rows + 1 + scale;
+      return;
+    }
+    beta = of(b.beta);
     const int y_most = larger(of(b.y_alpha), plus(of(b.y), alpha - kSpread));
     const int x_most = larger(of(b.x_beta), plus(of(b.x), beta - kSpread));
     const int q_most = larger(of(b.q_alpha_beta), plus(of(b.q), alpha + beta - kSpread));

@@ -376,15 +376,16 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& p, typena
     at.advance(Config::kHighTiles);
   }
 
-  // Without a query nobody has written the scales.
-  const float2 scales =
-      total > 0 ? reinterpret_cast<const float2*>(p.head_scales)[block.statistics(p)] : make_float2(0, 0);
+  // Without a query nobody has written the exponents.
+  const int2 exponents =
+      total > 0 ? reinterpret_cast<const int2*>(p.head_exponents)[block.statistics(p)] : make_int2(0, 0);
+  const PowerOfTwo of_dk(exponents.x), of_dv(exponents.y);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int32_t key = first_key + lane.row + 8 * h;
     if (key >= block.length_k) continue;
-    store_row<kDim>(p.dk, block.batch, block.start_k + key, block.head, p.dim, lane.column, dk, h, scales.x);
-    store_row<kDim>(p.dv, block.batch, block.start_k + key, block.head, p.value_dim, lane.column, dv, h, scales.y);
+    store_row<kDim>(p.dk, block.batch, block.start_k + key, block.head, p.dim, lane.column, dk, h, of_dk);
+    store_row<kDim>(p.dv, block.batch, block.start_k + key, block.head, p.value_dim, lane.column, dv, h, of_dv);
   }
 }
 

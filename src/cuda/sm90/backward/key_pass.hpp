@@ -23,8 +23,8 @@ struct KeyPassParams {
   int32_t dim, value_dim;
   int32_t heads_together;  // (batch, key head) pairs whose blocks are launched side by side
   const RowConstants* rows;
-  const float* head_scales;  // per (batch, key head): dk and dv per unit of accumulator
-  Rows dk, dv;               // data null: not wanted
+  const int32_t* head_exponents;  // per (batch, key head): of dk and dv per unit of accumulator
+  Rows dk, dv;                    // data null: not wanted
 };
 
 template <int kDim, bool kSolve>

@@ -19,17 +19,18 @@ __device__ __forceinline__ uint4 pack_eight(const float (&v)[8]) {
   return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
-__device__ __forceinline__ void write_scaled(uint16_t* to, const float (&v)[8], float scale) {
+__device__ __forceinline__ void write_scaled(uint16_t* to, const float (&v)[8], const PowerOfTwo& scale) {
   float scaled[8];
-  for (int i = 0; i < 8; ++i) scaled[i] = v[i] * scale;
+  for (int i = 0; i < 8; ++i) scaled[i] = scale * v[i];
   *reinterpret_cast<uint4*>(to) = pack_eight(scaled);
 }
 
 // v in two parts, both times `scale`.
-__device__ __forceinline__ void split(float (&high)[8], float (&low)[8], const float (&v)[8], float scale) {
+__device__ __forceinline__ void split(float (&high)[8], float (&low)[8], const float (&v)[8], const PowerOfTwo& scale) {
   for (int i = 0; i < 8; ++i) {
-    high[i] = __half2float(__float2half_rn(v[i] * scale));
-    low[i] = v[i] * scale - high[i];
+    const float scaled = scale * v[i];
+    high[i] = __half2float(__float2half_rn(scaled));
+    low[i] = scaled - high[i];
   }
 }
 
@@ -54,13 +55,14 @@ __device__ __forceinline__ void zero_behind_last_sequence(const OperandParams& p
   }
 }
 
-// -x y of the row to where λ's gradient wants it; returns the row's sum.
+// -x y of the row to where λ's gradient wants it; returns the row's sum. `unit` is y's.
 template <int kLanes>
 __device__ __forceinline__ float ridge_row(const OperandParams& p, const Place& place, int32_t position, bool here,
-                                           bool bad, const float (&x)[8], const float (&y)[8], int column) {
+                                           bool bad, const float (&x)[8], const float (&y)[8], const PowerOfTwo& unit,
+                                           int column) {
   float sum = 0, each[8];
   for (int i = 0; i < 8; ++i) {
-    each[i] = bad ? __int_as_float(0x7fffffff) : -x[i] * y[i];
+    each[i] = bad ? __int_as_float(0x7fffffff) : unit * (-x[i] * y[i]);
     if (column < p.dim) sum += each[i];
   }
   sum = row_sum<kLanes>(sum);
@@ -85,8 +87,8 @@ __global__ void __launch_bounds__(kThreads, 3) operands_kernel(const __grid_cons
   const int value_scale = exponent_above(power_of_two_scale(__uint_as_float(statistics.largest_value))) - 1;
   const HeadExponents head(p.bounds[place.statistics], p.scale, key_scale, value_scale);
   if (threadIdx.x == 0 && place.first == 0 && place.head % p.shape.group == 0) {
-    p.head_scales[2 * place.statistics] = power_of_two(-15 - head.rows);
-    p.head_scales[2 * place.statistics + 1] = power_of_two(-15 - head.g);
+    p.head_exponents[2 * place.statistics] = -15 - head.rows;
+    p.head_exponents[2 * place.statistics + 1] = -15 - head.g;
   }
   zero_behind_last_sequence<kPadded, kSolve>(p, place);
   const int column = threadIdx.x % kLanes * 8;
@@ -109,32 +111,38 @@ __global__ void __launch_bounds__(kThreads, 3) operands_kernel(const __grid_cons
     float omega = 0, max = 0;
     if (here) sizes = p.sizes[at], omega = p.omega[at], max = p.max[at];
     bool bad = sizes.alpha == kBadRow;
-    const RowExponents exponents{0, 0, 0, 0, bad ? kNoExponent : sizes.alpha, bad ? kNoExponent : sizes.beta};
+    const bool zero = sizes.alpha == kZeroRow, none = bad || zero;
+    const RowExponents exponents{0, 0, 0, 0, none ? kNoExponent : sizes.alpha, none ? kNoExponent : sizes.beta};
     const int alpha = head.row_alpha(exponents), beta = head.row_beta(exponents);
     const int alpha_beta = head.row_alpha_beta(exponents);
+    const int unit = none ? 0 : sizes.unit;
     const int64_t to = at * kPadded + column;
 
     float q[8], g[8], x[8], y[8], mean[8];
     from_q.get(q, p.q), from_g.get(g, p.g), from_x.get(x, p.x), from_k.get(mean, p.mean_k);
     if constexpr (kSolve) from_y.get(y, p.y);
     for (int i = 0; i < 8; ++i) {
-      if (bad) q[i] = g[i] = x[i] = y[i] = 0;
+      if (none) q[i] = g[i] = x[i] = y[i] = 0;
       if (!kSolve) y[i] = 0;
     }
     if (here) {
-      write_scaled(p.operand[kOpQ] + to, q, power_of_two(alpha_beta + head.q));
-      write_scaled(p.operand[kOpG] + to, g, power_of_two(alpha + head.g));
+      write_scaled(p.operand[kOpQ] + to, q, PowerOfTwo(alpha_beta + head.q));
+      write_scaled(p.operand[kOpG] + to, g, PowerOfTwo(alpha + head.g));
     }
-    // The means of E and F belong to what the products will see of x and y: without low parts, to the rounded ones.
+    // The means of E and F belong to what the products will see of x and y: without low parts, to the rounded ones. E
+    // is a number, F is in the row's unit.
     float x_high[8], x_low[8], y_high[8], y_low[8];
-    split(x_high, x_low, x, power_of_two(beta + head.rows));
+    split(x_high, x_low, x, PowerOfTwo(beta + head.rows));
     float e_mean = row_sum<kLanes>(dot(x, mean)), f_mean = 0;
-    const float e_low = row_sum<kLanes>(dot(x_low, mean)) * power_of_two(-(beta + head.rows));
+    for (int i = 0; i < 8; ++i) mean[i] = PowerOfTwo(key_scale) * mean[i];  // from here on of the scaled keys
+    const float e_low = PowerOfTwo(-(beta + head.rows + key_scale)) * row_sum<kLanes>(dot(x_low, mean));
     bool low = sizes.low > 0;
     if constexpr (kSolve) {
-      split(y_high, y_low, y, -power_of_two(alpha + head.rows));
+      const int y_exponent = unit + key_scale + alpha + head.rows;
+      split(y_high, y_low, y, PowerOfTwo(y_exponent));
       f_mean = row_sum<kLanes>(dot(y, mean));
-      const float f_low = -row_sum<kLanes>(dot(y_low, mean)) * power_of_two(-(alpha + head.rows));
+      const float f_low = PowerOfTwo(-y_exponent) * row_sum<kLanes>(dot(y_low, mean));
+      for (int i = 0; i < 8; ++i) y_high[i] = -y_high[i], y_low[i] = -y_low[i];  // the products subtract F
       low = !(row_sum<kLanes>(dot(x, q)) - e_mean >= sizes.low);
       if (!low) f_mean -= f_low;
     }
@@ -142,7 +150,7 @@ __global__ void __launch_bounds__(kThreads, 3) operands_kernel(const __grid_cons
     low_sweeps |= static_cast<uint32_t>(low && here) << sweep;
     bad |= !(finite(e_mean) && finite(f_mean));
     if (p.dridge != nullptr) {
-      const float sum = ridge_row<kLanes>(p, place, position, here, bad, x, y, column);
+      const float sum = ridge_row<kLanes>(p, place, position, here, bad, x, y, PowerOfTwo(unit + key_scale), column);
       if (column == 0) sums[r] = sum;
     }
     if (!here) continue;
@@ -157,19 +165,25 @@ __global__ void __launch_bounds__(kThreads, 3) operands_kernel(const __grid_cons
     RowConstants c;
     c.inverse = omega > 0 ? 1.f / omega : 0.f;
     c.inverse_ds = c.inverse * p.scale * power_of_two(alpha + beta - alpha_beta - 1 - head.scale);
-    c.logit = p.scale * kLog2E * power_of_two(-(alpha_beta + head.q + key_scale));
+    c.logit = PowerOfTwo(-(alpha_beta + head.q + key_scale)) * (p.scale * kLog2E);
     c.shift = 15.f - max;
     c.edge = power_of_two(-(alpha + beta + head.rows + key_scale));
     c.a0 = (1.f - e_mean) * power_of_two(-alpha);
-    c.b0 = (f_mean - sizes.tau) * power_of_two(-beta);
-    c.minus_c = fminf(fmaxf(-sizes.c * power_of_two(-(alpha + beta)), -2.f), 2.f);
+    c.b0 = PowerOfTwo(unit - beta) * (f_mean - sizes.tau);
+    c.minus_c = fminf(fmaxf(PowerOfTwo(unit - alpha - beta) * -sizes.c, -2.f), 2.f);
+    if (zero) c = RowConstants{};
     if (bad) c.inverse = c.inverse_ds = 1.f, c.logit = c.shift = c.edge = 0.f, c.a0 = c.b0 = c.minus_c = nan;
     p.rows[at] = c;
     if (p.info.iterations != nullptr) p.info.iterations[at] = -1;
     if (p.info.residual != nullptr) p.info.residual[at] = -1;
     if (p.info.status != nullptr) p.info.status[at] = bad ? LLA_ROW_NAN : LLA_ROW_OK;
-    p.row_scales[2 * at] = power_of_two(alpha + beta);
-    p.row_scales[2 * at + 1] = power_of_two(beta);
+    RowUnits units;
+    units.one = power_of_two(-alpha);
+    units.dx_exponent = beta - key_scale;
+    units.dq_exponent = kSolve ? unit + key_scale : alpha + beta - key_scale + head.scale;  // with a solve, y's
+    units.scale = PowerOfTwo(alpha + beta - key_scale - units.dq_exponent) * p.scale;
+    if (zero) units = RowUnits{};
+    p.units[at] = units;
   }
   const bool any_low = __syncthreads_or(low_sweeps != 0);
   if (threadIdx.x == 0) p.low[blockIdx.x] = any_low;

@@ -15,17 +15,17 @@ struct OperandParams {
   int32_t heads_kv, dim, value_dim, padded;
   float scale;  // of the logits
   Rows q, g;    // as the caller gave them
-  Rows x, y;    // y: data null where x is given
+  Rows x, y;    // y, in units of the row: data null where x is given
   Rows mean_k, mean_v;
   const float *max, *omega;  // saved, per row
   RowSizes* sizes;
   const HeadStatistics* heads;
   HeadBounds* bounds;                 // zeroed before
-  float* head_scales;                 // two per (batch, key head): see KeyPassParams
+  int32_t* head_exponents;            // two per (batch, key head): see KeyPassParams
   uint16_t* operand[kQueryOperands];  // low parts: written only where `low` says so
   uint32_t* low;                      // per block of rows: whether a row of it has low parts
   RowConstants* rows;
-  float* row_scales;  // two per row: see RowPassParams
+  RowUnits* units;
   // λ's gradient, -x y: per dimension, per row, or a partial sum per block of rows. Null: not wanted.
   float* dridge;
   int64_t dridge_batch, dridge_position, dridge_head, dridge_dim;  // strides; of partial sums all zero

@@ -28,21 +28,35 @@ struct HeadBounds {
   uint32_t unused[2];
 };
 
+// Units of a row. Gradients may be as small or large as floats go, so what is linear in G is kept in units of the row:
+// b, c, tau and t in 2^unit, y in 2^unit κ with κ the keys' scale. Only the last multiplication before a result is
+// written leaves them. So a gradient times a power of two gives the same bits, times that power.
+
 // Per query, what the solve knows of it before it begins: exponents above the largest elements of q and G, above |G|
-// and of the weight of all keys but the heaviest; tau.
+// and of the weight of all keys but the heaviest; tau of the scaled G and values, of which 2^norm is the row's unit.
 struct alignas(16) RowStart {
   int16_t q, g, g_norm, rest;
-  float tau, unused;
+  float tau;
+  int16_t norm, unit;
 };
 
 // Per query, by whoever has seen its vectors first (the solve, or a kernel of its own where x is given): all that
 // making its operands needs beside them.
 struct alignas(16) RowSizes {
   int16_t alpha, beta;  // exponents of the bounds of |a| and |b|
-  float tau, c;
-  float low;  // x and y get low parts unless x·(q - mean key) reaches this: LowParts
+  int16_t unit;
+  float tau, c;  // in the row's unit
+  float low;     // x and y get low parts unless x·(q - mean key) reaches this: LowParts
 };
-inline constexpr int16_t kBadRow = INT16_MIN;  // alpha of a row that is not finite
+inline constexpr int16_t kBadRow = INT16_MIN;       // alpha of a row that is not finite
+inline constexpr int16_t kZeroRow = INT16_MIN + 1;  // of one whose gradient is zero: it takes part in nothing
+
+// Per query: what gives the sums of the row pass their units.
+struct alignas(16) RowUnits {
+  float scale;  // of the sum behind dq, in what dq_exponent undoes
+  float one;    // 2^-alpha: 1 in units of a'
+  int32_t dq_exponent, dx_exponent;
+};
 
 // The six fp16 operands that run over queries, rows as in the saved vector, padded to the kernels' head dimension.
 enum QueryOperand : int { kOpQ = 0, kOpG, kOpXHigh, kOpXLow, kOpYHigh, kOpYLow, kQueryOperands };

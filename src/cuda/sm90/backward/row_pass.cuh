@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cuda/common/launch.cuh"
+#include "cuda/sm90/backward/exponents.hpp"
 #include "cuda/sm90/backward/pass_block.cuh"
 #include "cuda/sm90/backward/row_pass.hpp"
 #include "cuda/sm90/forward/rows_io.cuh"
@@ -165,14 +166,14 @@ __device__ __forceinline__ void load_half_rows(float (&to)[kDim / 4], const floa
   }
 }
 
-// (sum (u k) in units of the scaled keys - (row sum) x (mean key)) scale, for half of the columns.
+// (sum (u k) - (row sum) x (mean key)) scale, all in units of the scaled keys, for half of the columns.
 template <int kDim>
 __device__ __forceinline__ void centre_half(float (&sums)[kDim / 2], const float (&mean)[kDim / 4], int half,
                                             const float (&row_sum)[2], float key_scale, const float (&scale)[2]) {
 #pragma unroll
   for (int e = 0; e < kDim / 4; ++e) {
     float& sum = sums[half * (kDim / 4) + e];
-    sum = fmaf(sum, key_scale, -row_sum[row_of(e)] * mean[e]) * scale[row_of(e)];
+    sum = fmaf(-row_sum[row_of(e)], mean[e] * key_scale, sum) * scale[row_of(e)];
   }
 }
 
@@ -310,29 +311,28 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
   const OwnRows own_rows(rb.block, first_row, lane);
   const int64_t row0 = rb.query_row - rb.block.first_row;
   const int64_t at_row[2] = {row0 + own_rows.row[0], row0 + own_rows.row[1]};
-  float2 undo[2];  // 1 / (alpha beta), 1 / beta
-  float inverse[2], scale_t[2], scale_q[2];
+  RowUnits units[2];
+  float inverse[2], scale_q[2];
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    undo[h] = reinterpret_cast<const float2*>(p.row_scales)[at_row[h]];
+    units[h] = p.units[at_row[h]];
     inverse[h] = p.rows[at_row[h]].inverse * 0x1p-15f;
     sum_t[h] = quad_sum(sum_t[h]), sum_q[h] = quad_sum(sum_q[h]), sum_b[h] = quad_sum(sum_b[h]);
-    scale_t[h] = inverse[h] * undo[h].y;
-    scale_q[h] = p.scale * inverse[h] * undo[h].x * (Config::kSolve ? 2.f : 1.f);
+    scale_q[h] = units[h].scale * inverse[h] * (Config::kSolve ? 2.f : 1.f);
   }
-  const float key_scale = 1.f / power_of_two_scale(__uint_as_float(p.heads[rb.statistics].largest_key));
+  const float key_scale = power_of_two_scale(__uint_as_float(p.heads[rb.statistics].largest_key));
   // For the key pass, whose sums cannot see it: what rounding left of the sums of P b and dS over the keys, both zero.
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     if (lane.column != 0 || !own_rows.exists[h]) continue;
     RowConstants& to = p.rows[at_row[h]];
-    const float excess = sum_b[h] * inverse[h];        // of P b'; moves b' ...
-    const float c = excess * (undo[h].y / undo[h].x);  // ... and so c', by the sum of P a' times it
+    const float excess = sum_b[h] * inverse[h];  // of P b'; moves b' ...
+    const float c = excess * units[h].one;       // ... and so c', by the sum of P a' times it
     to.b0 = row.b0[h] - excess;
     to.minus_c = Config::kSolve ? 2.f * (row.minus_c[h] - sum_q[h] * inverse[h]) + c : c - sum_q[h] * inverse[h];
     if (row.end[h] - row.begin[h] == 1 && finite(row.b0[h])) {  // one key: a is 1 and b is 0, to the last bit
       to.edge = to.b0 = to.minus_c = 0.f;
-      to.a0 = undo[h].y / undo[h].x;
+      to.a0 = units[h].one;
     }
   }
   // Half of the columns at a time: all their reads are under way at once, and the registers are there.
@@ -343,13 +343,21 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
     float mean[kDim / 4], y[Config::kSolve ? kDim / 4 : 1];
     load_half_rows<kDim>(mean, means, half, p.dim, lane.column);
     if constexpr (Config::kSolve) load_half_rows<kDim>(y, solved, half, p.dim, lane.column);
-    if constexpr (Config::kTarget) centre_half<kDim>(target, mean, half, sum_t, key_scale, scale_t);
+    if constexpr (Config::kTarget) centre_half<kDim>(target, mean, half, sum_t, key_scale, inverse);
     centre_half<kDim>(dq, mean, half, sum_q, key_scale, scale_q);
     if constexpr (Config::kSolve) {
 #pragma unroll
       for (int e = 0; e < kDim / 4; ++e) dq[half * (kDim / 4) + e] += y[e];
     }
     keep_order();
+  }
+  const PowerOfTwo of_dq[2] = {PowerOfTwo(units[0].dq_exponent), PowerOfTwo(units[1].dq_exponent)};
+#pragma unroll
+  for (int e = 0; e < kDim / 2; ++e) dq[e] = of_dq[row_of(e)] * dq[e];
+  if constexpr (Config::kTarget) {
+    const PowerOfTwo of_dx[2] = {PowerOfTwo(units[0].dx_exponent), PowerOfTwo(units[1].dx_exponent)};
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) target[e] = of_dx[row_of(e)] * target[e];
   }
   const int own_group = thread_read_again() / kWarpgroup - 1;
   named_sync(kPassGroupBarrier + own_group, kWarpgroup);  // the operands have been read by all

@@ -17,13 +17,12 @@ struct RowPassParams {
   Shape shape;
   const int32_t *cu_q, *cu_k;
   int32_t heads_kv, dim;
-  float scale;        // of the logits
   const uint16_t* q;  // the fp16 operand, for the registers
   RowConstants* rows;
-  const float* row_scales;  // per row: 1 / (alpha beta), then 1 / beta
+  const RowUnits* units;
   const HeadStatistics* heads;
   const float* mean_k;  // saved, [row][dim]
-  const float* y;       // [row][padded]
+  const float* y;       // [row][padded], in units of the row
   Rows dq, dx;          // data null: not wanted
 };
 

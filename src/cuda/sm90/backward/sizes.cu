@@ -34,6 +34,8 @@ __global__ void __launch_bounds__(kOperandThreads, kFast ? 4 : 3)
   const float key_scale = power_of_two_scale(__uint_as_float(head.largest_key));
   const int key_norm = exponent_above(__uint_as_float(head.largest_norm) / key_scale);
   const int value_norm = value_norm_exponent(__uint_as_float(head.largest_value), p.value_dim);
+  const float value_scale = power_of_two_scale(__uint_as_float(head.largest_value));
+  const int value_exponent = exponent_above(value_scale) - 1;
   const int column = threadIdx.x % kLanes * 8;
   uint32_t most[kHeadBounds] = {};
   for (int r = threadIdx.x / kLanes; r < kOperandRows; r += kOperandThreads / kLanes) {
@@ -60,29 +62,38 @@ __global__ void __launch_bounds__(kOperandThreads, kFast ? 4 : 3)
       logit = row_sum<kLanes>(logit) * p.scale * kLog2E;
       rest = rest_exponent(rest_bound(exp2f(logit - max), omega));
     }
-    float tau = 0;
-    for (int i = 0; i < 8; ++i) tau = fmaf(g[i], mean_v[i], tau);
-    tau = row_sum<kLanes>(tau);
     uint32_t fields = exponent_field(q) | exponent_field(g) << 8 | exponent_field(x) << 16;
     for (int mask = kLanes / 2; mask > 0; mask /= 2) {
       fields = __vmaxu4(fields, __shfl_xor_sync(0xffffffffu, fields, mask));
     }
     const uint32_t of_q = fields & 255, of_g = fields >> 8 & 255, of_x = fields >> 16;
-    const bool bad = of_q == 255 || of_g == 255 || of_x == 255 || !(finite(max) && finite(omega) && finite(tau));
     const int g_largest = exponent_of_field(of_g), x_largest = exponent_of_field(of_x);
+    const int unit = of_g == 0 ? 0 : g_largest - value_exponent;
+    const PowerOfTwo g_scale(of_g == 0 ? 0 : -g_largest);
+    float tau = 0;
+    for (int i = 0; i < 8; ++i) tau = fmaf(g_scale * g[i], mean_v[i] * value_scale, tau);
+    tau = row_sum<kLanes>(tau);
+    const bool bad = of_q == 255 || of_g == 255 || of_x == 255 || !(finite(max) && finite(omega) && finite(tau));
+    const bool zero = !bad && of_g == 0;
     const int g_norm = norm_exponent<kLanes>(g, g_largest), x_norm = norm_exponent<kLanes>(x, x_largest);
     const RowExponents e = row_exponents(exponent_of_field(of_q), g_largest, x_largest, kNoExponent, g_norm, x_norm,
                                          kNoExponent, key_norm, value_norm, rest);
     if (!here) continue;
-    if (!bad) {
+    if (!bad && !zero) {
       uint32_t bounds[kHeadBounds];
       row_bounds(bounds, e);
       for (int f = 0; f < kHeadBounds; ++f) most[f] = ::max(most[f], bounds[f]);
     }
     // 16 bits fit fp16's mantissa: nothing is left over.
     if (column == 0) {
-      p.sizes[at] = {bad ? kBadRow : static_cast<int16_t>(e.alpha), static_cast<int16_t>(e.beta), tau, 0.0f,
-                     p.x.dtype == DType::f32 ? INFINITY : -INFINITY};
+      p.sizes[at] = {bad    ? kBadRow
+                     : zero ? kZeroRow
+                            : static_cast<int16_t>(e.alpha),
+                     static_cast<int16_t>(e.beta),
+                     static_cast<int16_t>(unit),
+                     tau,
+                     0.0f,
+                     !zero && p.x.dtype == DType::f32 ? INFINITY : -INFINITY};
     }
   }
   raise_bounds(&p.bounds[place.statistics], most);

@@ -208,6 +208,28 @@ struct SolveConsumer : Consumer<Config> {
     for (int r = 0; r < 2; ++r) largest[r] = quad_max(fmaxf(__low2float(most[r]), __high2float(most[r])));
   }
 
+  // t in units of the row, in which its largest element is between a half and one: it may be as small as rounding
+  // leaves it (equal values), and nothing that is squared later may vanish for it.
+  __device__ __forceinline__ void normalize(Vector& rhs, const ForwardBlock& b, const OwnRows& own_rows,
+                                            const Pair<float>& g_scale, const HeadScales& head, const Lane& lane) {
+    Pair<float> largest = {0, 0}, down;
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) largest[row_of(e)] = fmaxf(largest[row_of(e)], fabsf(rhs[e]));
+    const int value = exponent_above(head.value) - 1;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float most = quad_max(largest[r]);
+      const int norm = most > 0 ? exponent_above(most) : 0;
+      down[r] = power_of_two(-norm);
+      if (lane.column != 0 || !own_rows.exists[r]) continue;
+      RowStart& start = solve_params.starts[row_index(p, b.block, own_rows.row[r])];
+      start.norm = static_cast<int16_t>(norm);
+      start.unit = static_cast<int16_t>(norm - value - (exponent_above(finite(g_scale[r]) ? g_scale[r] : 1.0f) - 1));
+    }
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) rhs[e] *= down[row_of(e)];
+  }
+
   // Saved statistics, G, t and the first direction. Returns whether a row of this thread is to be solved.
   __device__ __forceinline__ bool prepare(const ForwardBlock b, DirectionWords& direction, Direction& d) {
     const Lane lane = Base::own_lane();
@@ -231,7 +253,7 @@ struct SolveConsumer : Consumer<Config> {
       good[r] = finite(q_scale[r]) && finite(bound) && finite(omega);
       rows.shift[r] = kWeightExponent - (good[r] ? bound : 0.0f);
       solve.omega[r] = good[r] ? omega * kWeightScale : 0.0f;
-      solve.ridge[r] = p.ridge.per_dim ? 0.0f : row_ridge(p.ridge, b.block, own_rows.row[r]);
+      solve.ridge[r] = p.ridge.per_dim ? 0.0f : scaled_ridge(row_ridge(p.ridge, b.block, own_rows.row[r]), head.key);
       good[r] = good[r] && solve.ridge[r] >= 0;
     }
     this->sync_group();  // every thread has read the scales of the queries
@@ -244,7 +266,7 @@ struct SolveConsumer : Consumer<Config> {
     for (int i = 0; i < kDim / 4; ++i) {
       const float2 g = unpack(tile_word<uint32_t>(s.spare_operand(group), lane.tile_offset(i / 2, i & 1)));
       squares[i & 1] += g.x * g.x + g.y * g.y;
-      tau[i & 1] += g.x * mean[2 * i] + g.y * mean[2 * i + 1];
+      tau[i & 1] += g.x * (mean[2 * i] * head.value) + g.y * (mean[2 * i + 1] * head.value);
     }
     largest_of_tile(largest_q, s.queries(group), lane);
     largest_of_tile(largest_g, s.spare_operand(group), lane);
@@ -254,7 +276,7 @@ struct SolveConsumer : Consumer<Config> {
       squares[r] = quad_sum(squares[r]);
       const float sum = quad_sum(tau[r]);
       good[r] = good[r] && finite(g_scale[r]) && finite(sum) && finite(largest_q[r]) && finite(largest_g[r]);
-      tau[r] = good[r] ? sum * head.value : 0.0f;
+      tau[r] = good[r] ? sum : 0.0f;
     }
     if (lane.column == 0) {
 #pragma unroll
@@ -265,7 +287,7 @@ struct SolveConsumer : Consumer<Config> {
         start.q = static_cast<int16_t>(plus(exponent_above(largest_q[r]), 1 - exponent_above(q_scale[r])));
         start.g = static_cast<int16_t>(plus(exponent_above(largest_g[r]), g_exponent));
         start.g_norm = static_cast<int16_t>(plus(exponent_above(sqrtf(squares[r]) * 1.0001f), g_exponent));
-        start.tau = tau[r] / g_scale[r] / head.value;
+        start.tau = tau[r];
         solve_params.starts[row_index(p, b.block, own_rows.row[r])] = start;
       }
     }
@@ -291,7 +313,7 @@ struct SolveConsumer : Consumer<Config> {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool weighted = good[r] && solve.omega[r] > 0 && d.scale[r] > 0;
-      undo[r] = weighted ? 1.0f / (solve.omega[r] * d.scale[r]) / g_scale[r] / head.value : 0.0f;
+      undo[r] = weighted ? 1.0f / (solve.omega[r] * d.scale[r]) : 0.0f;
     }
 #pragma unroll
     for (int e = 0; e < kDim / 2; ++e) {
@@ -301,8 +323,9 @@ struct SolveConsumer : Consumer<Config> {
     }
     if (p.ridge.per_dim) {
       load_ridge<kDim>(this->section(WorkspaceLayout::kRidge), rhs, mean, solve.ridge, good, p, b.block, own_rows.row,
-                       lane);
+                       head.key, lane);
     }
+    normalize(rhs, b, own_rows, g_scale, head, lane);
     Fragment<kDim>::store_half(reinterpret_cast<uint4*>(this->section(WorkspaceLayout::kMeanHalf)), mean, lane.thread);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -360,12 +383,14 @@ struct SolveConsumer : Consumer<Config> {
     Vector y, x;
     Fragment<kDim>::load(y, this->section(WorkspaceLayout::kX), lane.thread);
     load_saved(x, p.saved.x, p.dim, b.block, own_rows, lane);
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) x[e] *= back;  // in units of the scaled keys, like y
     RowStart start[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) start[r] = solve_params.starts[row_index(p, b.block, own_rows.row[r])];
     Solve solve;
     SolveMemory::unpack(state, solve);
-    // Σ λ x² and, in units of the scaled keys, Σ λ y² and y·(t - r) = y·A y.
+    // Σ λ x², Σ λ y² and y·(t - r) = y·A y.
     Pair<float> c = {0, 0}, ridge_x = {0, 0}, ridge_y = {0, 0}, energy = {0, 0};
 #pragma unroll
     for (int i = 0; i < kDim / 8; ++i) {
@@ -391,22 +416,24 @@ struct SolveConsumer : Consumer<Config> {
     Pair<float> x_squared, y_squared;
     sizes_of(x_size, x_squared, x);
     sizes_of(y_size, y_squared, y);
-    const int key_exponent = 1 - exponent_above(head.key);  // of what undoes the keys' scale
+    const int key_exponent = exponent_above(head.key) - 1;  // of what gives x and y their true size
     const int key_norm = exponent_above(head.key_norm / head.key);
     const int value_norm = value_norm_exponent(__uint_as_float(p.heads[b.head_index].largest_value), p.value_dim);
     uint32_t most[kHeadBounds] = {};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      c[r] = quad_sum(c[r]) * back;
+      c[r] = quad_sum(c[r]);
       ridge_x[r] = quad_sum(ridge_x[r]);
       const float variance = quad_sum(energy[r]) - quad_sum(ridge_y[r]);
       const RowExponents exponents = row_exponents(
-          start[r].q, start[r].g, x_size[r].largest, plus(y_size[r].largest, key_exponent), start[r].g_norm,
-          x_size[r].norm, plus(y_size[r].norm, key_exponent), key_norm, value_norm, start[r].rest);
+          start[r].q, start[r].g, plus(x_size[r].largest, key_exponent),
+          plus(y_size[r].largest, key_exponent + start[r].unit), start[r].g_norm, plus(x_size[r].norm, key_exponent),
+          plus(y_size[r].norm, key_exponent + start[r].unit), key_norm, value_norm, start[r].rest);
       const bool bad = solve.status[r] == LLA_ROW_NAN || x_size[r].largest == kNotFinite ||
                        y_size[r].largest == kNotFinite || !finite(c[r]);
+      const bool zero = !bad && start[r].g == kNoExponent;
       if (!own_rows.exists[r]) continue;
-      if (!bad) {
+      if (!bad && !zero) {
         uint32_t bounds[kHeadBounds];
         row_bounds(bounds, exponents);
 #pragma unroll
@@ -414,22 +441,23 @@ struct SolveConsumer : Consumer<Config> {
       }
       const int64_t index = row_index(p, b.block, own_rows.row[r]);
       float* const row = solve_params.y + index * kDim + lane.column;
-      const float scale = bad ? NAN : back;
+      const float scale = bad ? NAN : 1.0f;
 #pragma unroll
       for (int i = 0; i < kDim / 8; ++i) {
         *reinterpret_cast<float2*>(row + 8 * i) = make_float2(y[4 * i + 2 * r] * scale, y[4 * i + 2 * r + 1] * scale);
       }
       if (lane.column != 0) continue;
       RowSizes sizes;
-      sizes.alpha = bad ? kBadRow : static_cast<int16_t>(exponents.alpha);
+      sizes.alpha = bad ? kBadRow : zero ? kZeroRow : static_cast<int16_t>(exponents.alpha);
       sizes.beta = static_cast<int16_t>(exponents.beta);
-      sizes.tau = start[r].tau;
+      sizes.unit = start[r].unit;
+      sizes.tau = start[r].tau * power_of_two(-start[r].norm);
       sizes.c = c[r];
       // A row that was not solved has seen no curvature.
       const bool low =
           solve.iterations[r] == 0 || solve_params.low_parts.of_y(y_squared[r], solve.curvature[r], variance);
       sizes.low = low ? INFINITY : solve_params.low_parts.least(x_squared[r], solve.curvature[r], ridge_x[r]);
-      if (bad) sizes.low = -INFINITY;
+      if (bad || zero) sizes.low = -INFINITY;
       solve_params.sizes[index] = sizes;
       if (p.info.iterations != nullptr) p.info.iterations[index] = solve.iterations[r];
       if (p.info.residual != nullptr) {

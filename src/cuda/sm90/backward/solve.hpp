@@ -13,7 +13,7 @@ namespace lla::cuda::sm90 {
 // The forward's parameters with `saved` as input and no output but the info; x and o are not used.
 struct SolveParams : ForwardParams {
   Rows g;
-  float* y;          // [row][padded]
+  float* y;          // [row][padded], in units of the row
   RowStart* starts;  // [row], for the solve's own use
   RowSizes* sizes;   // [row]
   HeadBounds* bounds;

@@ -1,6 +1,7 @@
 // Writing accumulator fragments to gradient rows of any dtype and stride.
 #pragma once
 
+#include "cuda/sm90/backward/exponents.hpp"
 #include "cuda/sm90/rows.cuh"
 
 namespace lla::cuda::sm90 {
@@ -35,13 +36,13 @@ __device__ __forceinline__ void store_pair(void* row, const Rows& rows, int colu
 // The thread's share of row h (0 or 1) of an accumulator, times `scale`; nothing if the tensor is not wanted.
 template <int kDim>
 __device__ __forceinline__ void store_row(const Rows& rows, int64_t batch, int64_t position, int64_t head, int dim,
-                                          int column, const float (&values)[kDim / 2], int h, float scale) {
+                                          int column, const float (&values)[kDim / 2], int h, const PowerOfTwo& scale) {
   if (rows.data == nullptr) return;
   void* const row = const_cast<void*>(row_pointer(rows, batch, position, head));
 #pragma unroll
   for (int j = 0; j < kDim / 8; ++j) {
     if (8 * j + column < dim) {
-      store_pair(row, rows, 8 * j + column, values[4 * j + 2 * h] * scale, values[4 * j + 2 * h + 1] * scale);
+      store_pair(row, rows, 8 * j + column, scale * values[4 * j + 2 * h], scale * values[4 * j + 2 * h + 1]);
     }
   }
 }

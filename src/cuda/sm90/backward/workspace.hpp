@@ -14,8 +14,8 @@ namespace lla::cuda::sm90 {
 struct BackwardLayout {
   WorkspaceLayout forward;
   int64_t bounds, bounds_bytes;  // zeroed
-  int64_t head_scales;
-  int64_t rows, row_scales;  // constants, with one tile of rows to spare
+  int64_t head_exponents;
+  int64_t rows, units;  // constants, with one tile of rows to spare
   int64_t sizes;
   int64_t y, starts;
   int64_t low;  // a flag per block of rows
@@ -35,9 +35,9 @@ struct BackwardLayout {
     };
     bounds_bytes = heads * static_cast<int64_t>(sizeof(HeadBounds));
     bounds = take(bounds_bytes);
-    head_scales = take(heads * 2 * 4);
+    head_exponents = take(heads * 2 * 4);
     rows = take((p.rows() + spare) * static_cast<int64_t>(sizeof(RowConstants)));
-    row_scales = take(p.rows() * 2 * 4);
+    units = take(p.rows() * static_cast<int64_t>(sizeof(RowUnits)));
     sizes = take(p.rows() * static_cast<int64_t>(sizeof(RowSizes)));
     y = take(p.given_x() ? 0 : p.rows() * dim * 4);
     starts = take(p.given_x() ? 0 : p.rows() * static_cast<int64_t>(sizeof(RowStart)));

@@ -69,8 +69,7 @@ struct Consumer : Passes<Config> {
     });
     const Vectors at{s.residual[group], section(WorkspaceLayout::kX), section(WorkspaceLayout::kRidge),
                      p.ridge.per_dim};
-    return decide(
-        step<kDim>(inputs, acc, sums, direction, d, at, lane, tiles().head.key, tiles().head.key_norm, limits()));
+    return decide(step<kDim>(inputs, acc, sums, direction, d, at, lane, tiles().head.key_norm, limits()));
   }
 
   __device__ __forceinline__ void sees_bad_keys(Pair<bool>& sees, int head_index, int64_t key_row,
@@ -171,7 +170,7 @@ struct Consumer : Passes<Config> {
       const float q_scale = s.row_scales(group)[lane.row + 8 * r];
       good[r] = finite(q_scale) && !bad[r];
       back[r] = (p.negative_scale ? -head.key : head.key) / (finite(q_scale) ? q_scale : 1.0f);
-      solve.ridge[r] = p.ridge.per_dim ? 0.0f : row_ridge(p.ridge, b.block, own_rows.row[r]);
+      solve.ridge[r] = p.ridge.per_dim ? 0.0f : scaled_ridge(row_ridge(p.ridge, b.block, own_rows.row[r]), head.key);
       good[r] = good[r] && solve.ridge[r] >= 0;
     }
     Vector rhs;
@@ -182,7 +181,8 @@ struct Consumer : Passes<Config> {
       rhs[2 * i + 1] = fmaf(q.y, back[i & 1], -mean[2 * i + 1]);
     }
     if (p.ridge.per_dim) {
-      load_ridge<kDim>(section(WorkspaceLayout::kRidge), rhs, mean, solve.ridge, good, p, b.block, own_rows.row, lane);
+      load_ridge<kDim>(section(WorkspaceLayout::kRidge), rhs, mean, solve.ridge, good, p, b.block, own_rows.row,
+                       head.key, lane);
     }
     Fragment<kDim>::store_half(reinterpret_cast<uint4*>(section(WorkspaceLayout::kMeanHalf)), mean, lane.thread);
     Pair<KeyRange> keys;
@@ -253,7 +253,7 @@ struct Consumer : Passes<Config> {
 
   // Whether a row of this thread needs what rounding x to fp16 leaves over. All in units of the scaled keys; x·(q -
   // mean) is at least |q - mean|² over the largest curvature.
-  __device__ __forceinline__ bool needs_low_part(const Vector& x, const Solve& solve, float key_scale) const {
+  __device__ __forceinline__ bool needs_low_part(const Vector& x, const Solve& solve) const {
     if (tiles().few_keys || p.ridge.per_dim) return true;
     Pair<float> squares = {0, 0};
 #pragma unroll
@@ -261,8 +261,8 @@ struct Consumer : Passes<Config> {
     bool low = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float square = quad_sum(squares[r]), unit = key_scale * key_scale;
-      const float least = p.low_parts.least(square, solve.curvature[r], solve.ridge[r] * square, unit);
+      const float square = quad_sum(squares[r]);
+      const float least = p.low_parts.least(square, solve.curvature[r], solve.ridge[r] * square);
       low |= square > 0 && !(least <= solve.rr_start[r] / solve.curvature[r]);
     }
     return low;
@@ -270,15 +270,14 @@ struct Consumer : Passes<Config> {
 
   // Σ U should be ω, but tensor cores round the sums behind the mean key down, by about 2^-25 for every 16 keys. With
   // that x·mean is off, and so is Σ U v, by the mean value times it. Whether it shows.
-  __device__ __forceinline__ void needs_mean_value(Pair<bool>& needs, const Vector& x, const Vector& mean,
-                                                   float key_scale) const {
+  __device__ __forceinline__ void needs_mean_value(Pair<bool>& needs, const Vector& x, const Vector& mean) const {
     Pair<float> products = {0, 0};
 #pragma unroll
     for (int e = 0; e < kDim / 2; ++e) products[row_of(e)] = fmaf(fabsf(x[e]), fabsf(mean[e]), products[row_of(e)]);
     const float steps = static_cast<float>(tiles().count * (kKeys / 16));
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      needs[r] = !(0x1p-25f * steps * quad_sum(products[r]) <= p.sum_error * (key_scale * key_scale));
+      needs[r] = !(0x1p-25f * steps * quad_sum(products[r]) <= p.sum_error);
     }
   }
 
@@ -296,11 +295,11 @@ struct Consumer : Passes<Config> {
     Fragment<kDim>::load(x, section(WorkspaceLayout::kX), lane.thread);
     Fragment<kDim>::load(mean, section(WorkspaceLayout::kMeanK), lane.thread);
     // All threads are then done with the residual, whose place takes x's low part.
-    const bool low = uniform(named_any(kGroupBarrier + group, kWarpgroup, needs_low_part(x, solve, head.key)));
+    const bool low = uniform(named_any(kGroupBarrier + group, kWarpgroup, needs_low_part(x, solve)));
     Pair<float> one;
     make_output_direction<kDim>(direction, x, mean, s.spare_operand(group), low, lane, head, d, one);
     Pair<bool> value;
-    needs_mean_value(value, x, mean, head.key);
+    needs_mean_value(value, x, mean);
     if (lane.column == 0) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) s.row_scales(group)[lane.row + 8 * r] = value[r] ? -one[r] : one[r];
@@ -325,17 +324,14 @@ struct Consumer : Passes<Config> {
                                                const Lane& lane) const {
 #pragma unroll 1
     for (int which = WorkspaceLayout::kMeanK; which <= WorkspaceLayout::kX; ++which) {
-      const bool value = which == WorkspaceLayout::kMeanV;
+      const bool value = which == WorkspaceLayout::kMeanV, x = which == WorkspaceLayout::kX;
       const int dim = value ? p.value_dim : p.dim;
-      const Rows to = saved_rows(value                          ? p.saved.mean_v
-                                 : which == WorkspaceLayout::kX ? p.saved.x
-                                                                : p.saved.mean_k,
-                                 dim, p);
+      const Rows to = saved_rows(value ? p.saved.mean_v : x ? p.saved.x : p.saved.mean_k, dim, p);
       const RowStore store(to, dim, block, tiles().first_row, lane);
       Pair<float> scale;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        scale[r] = solve.status[r] == LLA_ROW_NAN ? NAN : 1.0f / (value ? head.value : head.key);
+        scale[r] = solve.status[r] == LLA_ROW_NAN ? NAN : x ? head.key : 1.0f / (value ? head.value : head.key);
       }
       const float4* const from = reinterpret_cast<const float4*>(section(which)) + lane.thread;
 #pragma unroll 4

@@ -46,7 +46,7 @@ __device__ __forceinline__ void make_output_direction(uint32_t (&words)[kDim / 4
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     // 1 in units of the products of fp16 numbers, which stay below 2^38: more than 2^60 of them is as good as infinite.
-    one[r] = fminf(head.key * (head.key * scale[r]), 0x1p60f);
+    one[r] = fminf(scale[r], 0x1p60f);
     d.scale[r] = power_of_two_below(fmaf(2.001f * head.key_norm, sqrtf(quad_sum(squares[r])), one[r]));
     d.centre[r] = (quad_sum(dots[r]) - one[r]) * d.scale[r];
     one[r] *= d.scale[r];

@@ -1,6 +1,7 @@
 // Rows between global memory and a warpgroup: queries and ridge in, results out.
 #pragma once
 
+#include "cuda/sm90/cg.cuh"
 #include "cuda/sm90/forward/block.cuh"
 #include "cuda/sm90/fragment.cuh"
 #include "cuda/sm90/ptx.cuh"
@@ -190,12 +191,13 @@ __device__ __forceinline__ float row_ridge(const Ridge& ridge, const Block& bloc
   return ridge.data[block.batch * ridge.batch + (block.start_q + row) * ridge.position + block.head * ridge.head];
 }
 
-// λ per dimension, into fragment order. Dimensions with λ = +inf leave the right-hand side and the mean key; a row with
-// a negative or NaN element is no longer good. `least`: the smallest λ of a row. Rare: a small loop, not a fast one.
+// κ² λ per dimension, into fragment order. Dimensions with λ = +inf leave the right-hand side and the mean key; a row
+// with a negative or NaN element is no longer good. `least`: the smallest of a row. Rare: a small loop, not a fast one.
 template <int kDim>
 __device__ __forceinline__ void load_ridge(float* to, float (&rhs)[kDim / 2], float (&mean)[kDim / 2],
                                            Pair<float>& least, Pair<bool>& good, const ForwardParams& p,
-                                           const Block& block, const Pair<int>& row, const Lane& lane) {
+                                           const Block& block, const Pair<int>& row, float key_scale,
+                                           const Lane& lane) {
   Pair<bool> valid = {true, true};
   least[0] = least[1] = INFINITY;
   const float* from[2];
@@ -212,7 +214,7 @@ __device__ __forceinline__ void load_ridge(float* to, float (&rhs)[kDim / 2], fl
     if (8 * i < p.dim) {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        lambda[j] = from[j / 2][(8 * i + (j & 1)) * p.ridge.dim];
+        lambda[j] = scaled_ridge(from[j / 2][(8 * i + (j & 1)) * p.ridge.dim], key_scale);
         valid[j / 2] = valid[j / 2] && lambda[j] >= 0;
         least[j / 2] = fminf(least[j / 2], lambda[j]);
         infinite = infinite || lambda[j] == INFINITY;

@@ -1,0 +1,78 @@
+// Results measured against what can be known of them: the truth, and how far it moves when the inputs move by roundings
+// (data::perturb).
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "data/degenerate.hpp"
+#include "support/floats.hpp"
+#include "support/run.hpp"
+
+namespace lla::test {
+
+using Values = std::vector<double>;
+
+inline double norm(const Values& values) {
+  double squares = 0;
+  for (const double value : values) squares += value * value;
+  return std::sqrt(squares);
+}
+
+inline double distance(const Values& a, const Values& b) {
+  double squares = 0;
+  for (size_t i = 0; i < a.size(); ++i) squares += (a[i] - b[i]) * (a[i] - b[i]);
+  return std::sqrt(squares);
+}
+
+inline Inputs perturbed(Inputs inputs, double by) {
+  uint64_t stream = 0;
+  for (Values* values : {&inputs.q, &inputs.k, &inputs.v, &inputs.grad_o, &inputs.x}) {
+    data::perturb(*values, ++stream, by);
+  }
+  return inputs;
+}
+
+// The truth, and how far it moves when the inputs move by roundings: where that is as large as the result itself, such
+// as gradients through equal values, nobody can compute it, and only its size can be asked for.
+struct Truth {
+  Forward forward;
+  Backward backward;
+  Forward moved;
+  Backward moved_backward;
+
+  Truth(const Spec& spec, const Inputs& inputs)
+      : forward(oracle_forward(spec, inputs)),
+        backward(oracle_backward(spec, inputs)),
+        moved(oracle_forward(spec, perturbed(inputs, data::rounding_of(spec.dtype)))),
+        moved_backward(oracle_backward(spec, perturbed(inputs, data::rounding_of(spec.dtype)))) {}
+};
+
+struct Checked {
+  const char* name;
+  const Values &got, &want, &moved;
+  DType dtype;
+};
+
+// Every element that fp64 finds finite and the type can hold is finite.
+inline void expect_finite(const Checked& c) {
+  const double largest = range_of(c.dtype).largest / 2;  // what is nearer may round either way
+  size_t lost = 0;
+  for (size_t i = 0; i < c.want.size(); ++i) lost += std::abs(c.want[i]) < largest && !std::isfinite(c.got[i]);
+  EXPECT_EQ(lost, 0u) << c.name << ": elements of " << c.want.size() << " that are not finite but should be";
+}
+
+inline void expect_close(const Checked& c, double gate) {
+  const FloatRange range = range_of(c.dtype);
+  const double subnormal = range.smallest * std::sqrt(static_cast<double>(c.want.size()));
+  Values got = c.got;  // but for what the type cannot hold
+  for (size_t i = 0; i < got.size(); ++i) {
+    if (std::abs(c.want[i]) >= range.largest / 2) got[i] = c.want[i];
+  }
+  EXPECT_LE(distance(got, c.want), gate * norm(c.want) + data::kForgivenMoves * distance(c.moved, c.want) + subnormal)
+      << c.name << ": |want| = " << norm(c.want) << ", moved by roundings: " << distance(c.moved, c.want);
+}
+
+}  // namespace lla::test
