@@ -49,9 +49,9 @@ struct Job {
   void* context;
   std::atomic<int64_t> next{0};
   // Guarded by the pool's mutex.
-  int joined = 1;           // slots handed out, the caller's included
-  int working = 0;          // pool threads inside
-  Job* behind = nullptr;    // the next in the pool's list: made of the jobs themselves, so that a call allocates nothing
+  int joined = 1;         // slots handed out, the caller's included
+  int working = 0;        // pool threads inside
+  Job* behind = nullptr;  // the next in the pool's list: made of the jobs themselves, so that a call allocates nothing
 
   void work(int worker) {
     for (;;) {

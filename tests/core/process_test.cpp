@@ -162,8 +162,8 @@ const int kChildren = lla::test::reduced() ? 6 : 25;
 
 TEST(Start, CallsBeforeMain) { EXPECT_EQ(run_probe("early"), 0); }
 
-// The first allocation of a call fails, then the second, and so on: an answer each time, and the next call is as good as
-// any. A call on the CPU that has run before allocates nothing at all.
+// The first allocation of a call fails, then the second, and so on: an answer each time, and the next call is as good
+// as any. A call on the CPU that has run before allocates nothing at all.
 TEST(Memory, EveryAllocationMayFail) {
   lla_set_num_threads(4);
   for (const char* implementation : {"cpu", "reference"}) {
