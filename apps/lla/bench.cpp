@@ -210,7 +210,7 @@ void add(CLI::App& bench, BenchWhat what, const char* description) {
     app->add_option("--tolerance", o.tolerance, "Of the solver")->check(above_zero)->capture_default_str()->type_name("X");
     app->add_option("--solver", command->solver, "auto, cg or direct")->check(one_of(kSolvers))->capture_default_str()->type_name("NAME");
   }
-  app->add_option("--json", command->json, "Also write the results to this file")->type_name("FILE");
+  app->add_option("--json", command->json, "Also write the results to this file")->check(not_empty())->type_name("FILE");
   app->callback([command, app] {
     for (const char* chosen : {"--length", "--dim", "--batch", "--heads", "--weights", "--given-x"}) {
       if (command->options.table && app->count(chosen) > 0) {

@@ -22,6 +22,7 @@
 #include "commands.hpp"
 #include "core/text.hpp"
 #include "files.hpp"
+#include "numbers.hpp"
 #include "plan/machine.hpp"
 #include "progress.hpp"
 
@@ -272,7 +273,7 @@ void add_check(CLI::App& root, int& exit_code) {
       ->excludes("--filter")
       ->type_name("FILE");
   command->add_flag("--verbose", options->verbose, "Print every case");
-  command->add_option("--json", options->json, "Also write the results to this file")->type_name("FILE");
+  command->add_option("--json", options->json, "Also write the results to this file")->check(not_empty())->type_name("FILE");
   command->callback([options, &exit_code] { exit_code = check(*options); });
 }
 

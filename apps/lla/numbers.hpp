@@ -1,4 +1,4 @@
-// Numbers on the command line: a finite one, within its range, or an error before any work is done. (CLI11's own checks let
+// What a word on the command line must be. Numbers: a finite one, within its range, or an error before any work is done. (CLI11's own checks let
 // NaN through, and read an empty word as a number.)
 #pragma once
 
@@ -38,6 +38,11 @@ inline CLI::Validator number_above(double least, bool inclusive = false) {
       "", "");
 }
 inline CLI::Validator number_from(double least) { return number_above(least, true); }
+
+// A file or a folder must have a name.
+inline CLI::Validator not_empty() {
+  return CLI::Validator([](std::string& word) -> std::string { return word.empty() ? "is empty" : ""; }, "", "");
+}
 
 inline CLI::Validator whole_number(int64_t least, int64_t most) {
   return CLI::Validator(

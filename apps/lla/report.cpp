@@ -17,6 +17,7 @@
 
 #include "commands.hpp"
 #include "common/results.hpp"
+#include "numbers.hpp"
 
 namespace lla::app {
 namespace {
@@ -110,7 +111,9 @@ int run(const std::string& directory) {
 void add_report(CLI::App& root, int& exit_code) {
   auto directory = std::make_shared<std::string>();
   CLI::App* command = root.add_subcommand("report", "Figures and a page from the results of `lla reproduce`");
-  command->add_option("DIR", *directory, "A directory with results.json, or with folders that have one")->required();
+  command->add_option("DIR", *directory, "A directory with results.json, or with folders that have one")
+      ->required()
+      ->check(not_empty());
   command->callback([directory, &exit_code] { exit_code = run(*directory); });
 }
 

@@ -48,6 +48,7 @@ experiments::Device CommonOptions::device_kind() const {
 void add_common_options(CLI::App& command, CommonOptions& options, const std::string& default_out, bool with_device) {
   options.out = default_out;
   command.add_option("--out", options.out, "Directory of the results; a run that was stopped continues there")
+      ->check(not_empty())
       ->capture_default_str();
   command.add_option("--seed", options.seed, "Of every random draw")
       ->check(whole_number(0, INT64_MAX))

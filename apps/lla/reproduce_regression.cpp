@@ -9,6 +9,7 @@
 #include <fmt/core.h>
 
 #include "commands.hpp"
+#include "lla/lla.h"
 #include "numbers.hpp"
 #include "regression/run.hpp"
 #include "regression/timing.hpp"
@@ -103,6 +104,17 @@ std::vector<RegressionSetting> study(Options o) {
   return list;
 }
 
+// Asked before a folder is made.
+void require_implementation(const std::string& name) {
+  if (name.empty()) return;
+  std::string names;
+  for (int32_t i = 0; const char* known = lla_implementation_name(i); ++i) {
+    if (name == known) return;
+    names += (names.empty() ? "" : ", ") + std::string(known);
+  }
+  throw CLI::ValidationError("--implementation", fmt::format("this build has no \"{}\"; it has {}", name, names));
+}
+
 // One line a setting and form: the mean error of each model, LLA and MesaNet with their ridges.
 void print_table(const std::string& out) {
   const Json file = experiments::read_results(experiments::fs::path(out) / experiments::kResultsName);
@@ -124,6 +136,7 @@ void print_table(const std::string& out) {
 }
 
 int run(Options o) {
+  require_implementation(o.implementation);
   experiments::RegressionRun request;
   request.settings = o.study.empty() ? settings(o) : study(o);
   if (!o.study.empty()) {

@@ -29,8 +29,8 @@ FolderLock::FolderLock(const fs::path& folder) {
       throw Failure(fmt::format("{} could not be locked: {}", path.string(), std::strerror(error)));
     }
     const std::string name = read > 0 ? fmt::format(" (process {})", owner) : "";
-    throw Failure(fmt::format("another run{} is at work in {}; wait for it or choose another --out", name,
-                              folder.string()));
+    throw Failure(
+        fmt::format("another run{} is at work in {}; wait for it or choose another --out", name, folder.string()));
   }
   // For the message above; whoever cannot read it still finds the lock.
   const std::string mine = std::to_string(::getpid());

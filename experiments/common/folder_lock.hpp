@@ -1,5 +1,5 @@
-// One run at a time in a results folder. The lock is the kernel's, on a file in the folder: it goes with the process that
-// holds it, however that ends.
+// One run at a time in a results folder. The lock is the kernel's, on a file in the folder: it goes with the process
+// that holds it, however that ends.
 #pragma once
 
 #include <filesystem>

@@ -24,8 +24,8 @@ namespace {
       fmt::format("{} could not be written: {}; earlier results are untouched", path.string(), std::strerror(error)));
 }
 
-// A new file beside the one it will replace. Its name is nobody's to foresee, and it is opened only where nothing of that
-// name is: a link someone left there is never followed.
+// A new file beside the one it will replace. Its name is nobody's to foresee, and it is opened only where nothing of
+// that name is: a link someone left there is never followed.
 constexpr std::string_view kTemporary = ".lla-XXXXXX";
 
 class TemporaryFile {

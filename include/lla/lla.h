@@ -11,6 +11,8 @@
  *  - What a call writes (outputs and workspace) must not share memory with anything else it is given; views that lie
  *    between each other's elements, such as dq, dk and dv in one buffer, are fine.
  *  - Structs begin with their size so that they can grow; fill them with the _init function, then set the fields you need.
+ *  - Calls may come from any thread with 128 KiB of stack, before main and while the process ends. The caller's rounding
+ *    mode, flushing of subnormals and traps are set aside in a call and do not change results.
  *  - Nothing is allocated in a call: ask for the workspace size, pass a workspace. (CPU threads are kept in a pool; the
  *    fp64 reference, last in the list, is the one implementation that allocates as it goes.) */
 #ifndef LLA_LLA_H

@@ -37,6 +37,13 @@ class AttentionInfo(NamedTuple):
         return bytes(self.plan_bytes.tolist()).rstrip(b"\0").decode()
 
 
+def _as_float(name, number):
+    try:
+        return float(number)
+    except OverflowError:
+        raise ValueError(f"{name} is an integer beyond what a float holds") from None
+
+
 def _ridge_tensor(ridge, q):
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     if isinstance(ridge, Tensor):
@@ -47,7 +54,7 @@ def _ridge_tensor(ridge, q):
         raise TypeError(f"ridge must be a number or a torch.Tensor, not {type(ridge).__name__}")
     if not ridge >= 0:
         raise ValueError(f"ridge must be at least 0, not {ridge}")
-    return torch.full((), float(ridge), dtype=dtype, device=q.device)
+    return torch.full((), _as_float("ridge", ridge), dtype=dtype, device=q.device)
 
 
 def _window(window_size):
@@ -83,6 +90,7 @@ def _options(scale, causal, window_size, tol, max_iterations, solver, implementa
     """The option arguments of the operators but for TF32, checked for type."""
     if scale is not None and (isinstance(scale, (bool, Tensor)) or not isinstance(scale, (int, float))):
         raise TypeError(f"scale must be a number or None, not {type(scale).__name__}")
+    scale = _as_float("scale", scale) if isinstance(scale, int) else scale
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be a bool, not {type(causal).__name__}")
     if tol is not None and (isinstance(tol, bool) or not isinstance(tol, (int, float))):

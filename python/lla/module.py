@@ -69,6 +69,14 @@ class LocalLinearAttention(nn.Module):
                  precision: Optional[str] = None, device=None, dtype=None):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        sizes = dict(embed_dim=embed_dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+        for name, size in sizes.items():
+            if size is None and name == "head_dim":
+                continue
+            if isinstance(size, bool) or not isinstance(size, int):
+                raise TypeError(f"{name} must be an integer, not {type(size).__name__}")
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, not {size}")
         if head_dim is None:
             if embed_dim % num_heads:
                 raise ValueError(f"embed_dim {embed_dim} is not a multiple of num_heads {num_heads}; give head_dim")

@@ -1,6 +1,6 @@
-// The floating-point environment the library computes in: rounding to nearest, subnormal numbers kept, no traps. A caller's
-// own (torch.set_flush_denormal, a rounding mode, feenableexcept) belongs to its thread alone; with it results would
-// depend on which thread computed them, and a masked-out lane's division would end the process.
+// The floating-point environment the library computes in: rounding to nearest, subnormal numbers kept, no traps. A
+// caller's own (torch.set_flush_denormal, a rounding mode, feenableexcept) belongs to its thread alone; with it results
+// would depend on which thread computed them, and a masked-out lane's division would end the process.
 #pragma once
 
 #if defined(__SSE2__)

@@ -1,5 +1,6 @@
 // Packed tensors may be longer than their last sequence. What a call writes there is zero, for every implementation:
-// such rows take no part, and a caller's next operation (a layer's bias, a weight's gradient) reads them like any other.
+// such rows take no part, and a caller's next operation (a layer's bias, a weight's gradient) reads them like any
+// other.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,8 @@
 
 namespace lla::core {
 
-// The rows of one output: `total` positions, in each `heads` x `channels` elements of `width` bytes. Strides in elements.
+// The rows of one output: `total` positions, in each `heads` x `channels` elements of `width` bytes. Strides in
+// elements.
 struct PaddedRows {
   void* data = nullptr;
   int64_t total = 0, heads = 0, channels = 0;
@@ -39,8 +41,9 @@ struct Padding {
   }
   void add(const Operand& t, int64_t total, int64_t heads, int64_t channels, bool keys) {
     if (t)
-      rows[count++] = {t.data,      total,       heads, channels, t.stride[1], t.stride[2], t.stride[3],
-                       static_cast<int32_t>(size_of(t.dtype)), keys};
+      rows[count++] = {t.data,      total,       heads,       channels,
+                       t.stride[1], t.stride[2], t.stride[3], static_cast<int32_t>(size_of(t.dtype)),
+                       keys};
   }
 
   explicit Padding(const ForwardCall& call) {
@@ -51,8 +54,15 @@ struct Padding {
     const SavedLayout at(p);
     const auto width = static_cast<int32_t>(p.dtype == DType::f64 ? 8 : 4);
     const auto section = [&](int64_t offset, int64_t channels) {
-      rows[count++] = {static_cast<char*>(call.saved) + offset * width, p.total_q, p.heads_q, channels, channels,
-                       p.total_q * channels, 1, width, false};
+      rows[count++] = {static_cast<char*>(call.saved) + offset * width,
+                       p.total_q,
+                       p.heads_q,
+                       channels,
+                       channels,
+                       p.total_q * channels,
+                       1,
+                       width,
+                       false};
     };
     section(at.max, 1);
     section(at.omega, 1);

@@ -9,8 +9,8 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
-#include <list>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 
@@ -48,8 +48,10 @@ struct Job {
   detail::ItemFunction function;
   void* context;
   std::atomic<int64_t> next{0};
-  int joined = 1;   // slots handed out, the caller's included; guarded by the pool's mutex
-  int working = 0;  // pool threads inside; guarded by the pool's mutex
+  // Guarded by the pool's mutex.
+  int joined = 1;         // slots handed out, the caller's included
+  int working = 0;        // pool threads inside
+  Job* behind = nullptr;  // the next in the pool's list: made of the jobs themselves, so that a call allocates nothing
 
   void work(int worker) {
     for (;;) {
@@ -67,12 +69,16 @@ class Pool {
     {
       const std::lock_guard lock(mutex_);
       grow(job.slots - 1);
-      jobs_.push_back(&job);
+      Job** last = &jobs_;
+      while (*last != nullptr) last = &(*last)->behind;
+      *last = &job;
     }
     wake_.notify_all();
     job.work(0);
     std::unique_lock lock(mutex_);
-    jobs_.remove(&job);
+    Job** link = &jobs_;
+    while (*link != &job) link = &(*link)->behind;
+    *link = job.behind;
     done_.wait(lock, [&] { return job.working == 0; });
   }
 
@@ -85,6 +91,7 @@ class Pool {
         ++helpers_;
       }
     } catch (const std::system_error&) {
+    } catch (const std::bad_alloc&) {
     }
   }
 
@@ -92,12 +99,13 @@ class Pool {
     const core::FloatEnvironment floats;  // a thread begins with that of whoever started it
     std::unique_lock lock(mutex_);
     for (;;) {
-      const auto found = std::find_if(jobs_.begin(), jobs_.end(), [](const Job* j) { return j->open(); });
-      if (found == jobs_.end()) {
+      Job* found = jobs_;
+      while (found != nullptr && !found->open()) found = found->behind;
+      if (found == nullptr) {
         wake_.wait(lock);
         continue;
       }
-      Job& job = **found;
+      Job& job = *found;
       const int worker = job.joined++;
       ++job.working;
       lock.unlock();
@@ -109,7 +117,7 @@ class Pool {
 
   std::mutex mutex_;
   std::condition_variable wake_, done_;
-  std::list<Job*> jobs_;
+  Job* jobs_ = nullptr;  // the first, longest there
   int helpers_ = 0;
 };
 

@@ -37,6 +37,7 @@ Machine this_machine(int cuda_device_index) {
   m.cuda = *found;
 #else
   (void)cuda_device_index;
+  m.cuda.absent_reason = "this build has no CUDA";
 #endif
   return m;
 }

@@ -9,7 +9,7 @@ namespace lla::core {
 
 struct CudaDevice {
   bool present = false;
-  std::string absent_reason = "this build has no CUDA";
+  std::string absent_reason;
   std::string name;
   int arch = 0;  // 90 for compute capability 9.0
   int multiprocessors = 0;

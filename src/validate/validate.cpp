@@ -116,7 +116,8 @@ Status distinct(const Args& a, std::initializer_list<NamedTensor> more_inputs,
 
 Status clear_of_workspace(std::initializer_list<NamedTensor> tensors, const Tensor& workspace) {
   for (const NamedTensor& t : tensors) {
-    if (present(t.tensor) && overlap(t.tensor, workspace)) return invalid(cat("workspace: is written to, but overlaps ", t.name));
+    if (present(t.tensor) && overlap(t.tensor, workspace))
+      return invalid(cat("workspace: is written to, but overlaps ", t.name));
   }
   return {};
 }
@@ -172,8 +173,8 @@ Status read_packing(const Args& a, Pointers pointers, Problem& p) {
   return {};
 }
 
-// Every size the library works out is a small multiple (at most 2^20) of these products: held to these bounds, no sum or
-// product overflows anywhere. Both are far beyond what memory can hold, but views with stride 0 and questions about
+// Every size the library works out is a small multiple (at most 2^20) of these products: held to these bounds, no sum
+// or product overflows anywhere. Both are far beyond what memory can hold, but views with stride 0 and questions about
 // sizes are not held by memory.
 constexpr int64_t kMostElements = int64_t{1} << 42;  // of q, o and x together, or of k and v
 constexpr int64_t kMostPairs = int64_t{1} << 56;     // sequences times heads times the longest length
@@ -193,11 +194,11 @@ Status check_countable(const Problem& p) {
                       within(kMostElements, {p.packed ? 1 : p.batch, p.packed ? total : length, heads, channels}) &&
                       within(kMostPairs, {p.batch, length, heads});
     if (fits) return {};
-    return invalid(cat(arg, ": sizes ", names, " = ", p.batch, ", ", p.packed ? total : length, ", ", heads, ", ", p.dim,
-                       ", ", p.value_dim, " are too large: they multiply to more than 2^42 elements"));
+    return invalid(cat(arg, ": sizes ", names, " = ", p.batch, ", ", p.packed ? total : length, ", ", heads, ", ",
+                       p.dim, ", ", p.value_dim, " are too large: they multiply to more than 2^42 elements"));
   };
-  LLA_RETURN_IF_ERROR(check("q", p.packed ? "sequences, total_q, Hq, D, Dv" : "B, Lq, Hq, D, Dv", p.seqlen_q, p.total_q,
-                            p.heads_q));
+  LLA_RETURN_IF_ERROR(
+      check("q", p.packed ? "sequences, total_q, Hq, D, Dv" : "B, Lq, Hq, D, Dv", p.seqlen_q, p.total_q, p.heads_q));
   return check("k", p.packed ? "sequences, total_k, Hkv, D, Dv" : "B, Lk, Hkv, D, Dv", p.seqlen_k, p.total_k,
                p.heads_kv);
 }

@@ -54,7 +54,12 @@ for zero in "regression --mesa-ridge" "regression --scale" "rates --noise" "rate
   read -r task name <<<"$zero"
   answers 2 "above 0" "$lla" reproduce "$task" --quick "$name" 0 --out made
 done
-[ ! -e made ] || fail "a refused number left a folder"
+for option in "reproduce regression --out" "check --json" "bench forward --json" "report"; do
+  # shellcheck disable=SC2086
+  answers 2 ": is empty" "$lla" $option ""
+done
+answers 2 'this build has no "none"' "$lla" reproduce regression --quick --implementation none --out made
+[ ! -e made ] || fail "a refused number or name left a folder"
 for bad in 1e3 abc -2 2.5; do
   answers 2 'LLA_NUM_THREADS: "' env LLA_NUM_THREADS="$bad" "$lla" info
   answers 2 'LLA_NUM_THREADS: "' env LLA_NUM_THREADS="$bad" "$lla" $small --out made
@@ -96,15 +101,68 @@ answers 1 'bent/results.json has the task "weather"' "$lla" report bent
 printf '{"threads": 2, ' >good/timing.json
 bend bent 'pass'
 answers 1 'bent/timing.json is not complete JSON' "$lla" report bent
-mkdir -p counted/partial
-scale=$(python3 -c 'import math; print(repr(1 / math.sqrt(8)))')
-for count in 3 -1 1.5; do
-  printf '{"schema_version":1,"setting":{"length":1024,"d":8,"segment":8,"sequences":2,"ridge":0.1,"mesa_ridge":1.0,"scale":%s,"noise":0.1,"seed":1},"sequences_done":%s,"sums":[]}' \
-    "$scale" "$count" >"counted/partial/d8-s8-n2-ridge0.1-mesa1-scale$scale-noise0.1.json"
-  answers 1 "has done $count of 2 sequences" "$lla" $small --out counted
+long="reproduce regression --d 8 --segment 8 --sequences 1000000 --out counted"
+"$lla" $long >/dev/null 2>&1 &
+stopped=$!
+for _ in $(seq 100); do
+  [ -d counted/partial ] && break
+  sleep 0.05
+done
+sleep 0.5
+kill -TERM $stopped # it writes a checkpoint and ends
+wait $stopped
+for count in 1000001 -1 1.5 '"many"'; do
+  python3 -c "import glob, json, sys; p, = glob.glob('counted/partial/*.json'); j = json.load(open(p)); j['sequences_done'] = json.loads(sys.argv[1]); json.dump(j, open(p, 'w'))" "$count" \
+    || fail "a stopped run left no checkpoint"
+  answers 1 "has done $count of 1000000 sequences" timeout 20 "$lla" $long
 done
 answers 2 'not valid UTF-8' "$lla" $small --out "$(printf 'bad\xff')"
 [ -z "$(find . -maxdepth 1 -name 'bad*')" ] || fail "a name that was refused left a folder"
+
+# Saved inputs: cut short, with sizes and types that do not fit, options that are no numbers, random bytes.
+python3 - "$lla" <<'PYTHON' || fail "check --replay was ended by a damaged file"
+import random, struct, subprocess, sys
+
+def array(name, size, values, dtype=1):
+    head = struct.pack("<I", len(name)) + name.encode() + struct.pack("<II", dtype, len(size))
+    return head + struct.pack(f"<{len(size)}q", *size) + struct.pack(f"<{len(values)}f", *values)
+
+def call(**change):
+    random.seed(1)
+    shapes = dict(q=(5, 4), k=(6, 4), v=(6, 3), ridge=(), grad_o=(5, 3), options=(7,))
+    values = {name: [random.random() for _ in range(eval("*".join(map(str, s)) or "1"))] for name, s in shapes.items()}
+    values["options"] = [0.5, 1, -1, -1, 1e-3, 0, 0]
+    values.update(change)
+    return b"LLACASE1" + b"".join(array(name, s, values[name]) for name, s in shapes.items())
+
+good = call()
+nan, inf = float("nan"), float("inf")
+files = [good[:n] for n in (0, 5, 8, 12, 30, 60, len(good) - 1)] + [good + b"x"]
+for at in range(7):
+    for value in (nan, inf, -inf, 1e30, -7.0):
+        options = [0.5, 1, -1, -1, 1e-3, 0, 0]
+        options[at] = value
+        files.append(call(options=options))
+files += [call(ridge=[value]) for value in (nan, -1.0, inf, 0.0)] + [call(q=[nan] * 20), call(k=[3e38] * 24)]
+random.seed(2)
+for _ in range(40):
+    bent = bytearray(good)
+    bent[random.randrange(8, 200)] = random.choice((0, 1, 2, 127, 128, 255))
+    files.append(bytes(bent))
+wrong = 0
+for i, content in enumerate(files):
+    open("bent.case", "wb").write(content)
+    run = subprocess.run([sys.argv[1], "check", "--device", "cpu", "--replay", "bent.case"], capture_output=True, timeout=60)
+    if run.returncode not in (0, 1, 2) or b"terminate called" in run.stderr:
+        print(i, run.returncode, run.stderr[-200:])
+        wrong += 1
+for path in (".", "/dev/null", "/dev/zero"):
+    run = subprocess.run([sys.argv[1], "check", "--replay", path], capture_output=True, timeout=60)
+    if run.returncode not in (1, 2):
+        print(path, run.returncode, run.stderr[-200:])
+        wrong += 1
+sys.exit(wrong > 0)
+PYTHON
 
 # ---- output that does not arrive ---------------------------------------------------------------------------------------
 

@@ -81,12 +81,12 @@ void fill(Question& q, bool packed, DType dtype) {
     q.backward.saved = huge(dtype == DType::f64 ? DType::f64 : DType::f32, {elements}, false);
 }
 
-// Every pair of dimensions at every pair of sizes, the others 1: what is smallest beside the large ones leaves most room to
-// wrap.
+// Every pair of dimensions at every pair of sizes, the others 1: what is smallest beside the large ones leaves most
+// room to wrap.
 TEST(Extremes, SizesAreAnsweredOrRefusedAndNeverWrap) {
-  std::vector<int64_t> sizes = {0,         1ll << 31, 1ll << 40,  1ll << 41, 1ll << 42,       1ll << 47,
-                                1ll << 55, 1ll << 57, 1ll << 62,  kMost,     (1ll << 36) + 1, 1ll << 20,
-                                3,         INT32_MAX, kMost - 11, 1ll << 58, 64};
+  std::vector<int64_t> sizes = {0,          1ll << 31, 1ll << 40, 1ll << 41,       1ll << 42, 1ll << 47, 1ll << 55,
+                                1ll << 57,  1ll << 62, kMost,     (1ll << 36) + 1, 1ll << 20, 3,         INT32_MAX,
+                                kMost - 11, 1ll << 58, 64};
   if (reduced()) sizes.resize(10);
   std::mt19937_64 random(1);
   int taken = 0, i = 0;
@@ -124,7 +124,8 @@ TEST(Extremes, SizesAreAnsweredOrRefusedAndNeverWrap) {
             return n;
           };
           const long double rows = product({packed ? 1 : q.b, q.lq, q.hq});
-          EXPECT_GE(static_cast<long double>(elements), rows * static_cast<long double>(2 * q.d + q.dv + 2)) << q.text();
+          EXPECT_GE(static_cast<long double>(elements), rows * static_cast<long double>(2 * q.d + q.dv + 2))
+              << q.text();
           q.forward.options.implementation = "cpu";  // the reference asks for no memory
           if (rows == 0 || q.b == 0 || lla_forward_workspace(&q.forward, &bytes) != LLA_OK) continue;
           EXPECT_GE(static_cast<long double>(bytes), product({q.lk, q.d + q.dv, 4})) << q.text();
@@ -160,12 +161,15 @@ TEST(Extremes, EveryPlannerAnswersTheLargestProblems) {
     q.dv = std::min<int64_t>(power(9), 256);
     const int bits = 41 - static_cast<int>(std::ceil(std::log2(static_cast<double>(q.d + q.dv))));
     q.b = power(bits);
-    const auto left = [&](int64_t used) { return std::max(0, bits - static_cast<int>(std::log2(static_cast<double>(used)))); };
+    const auto left = [&](int64_t used) {
+      return std::max(0, bits - static_cast<int>(std::log2(static_cast<double>(used))));
+    };
     q.hkv = power(left(q.b));
     q.hq = q.hkv;
     q.lq = power(left(q.b * q.hq)) + static_cast<int64_t>(random() % 3);
     q.lk = power(left(q.b * q.hkv)) + static_cast<int64_t>(random() % 3);
-    for (lla_options* o : {static_cast<lla_options*>(&q.forward.options), static_cast<lla_options*>(&q.backward.options)}) {
+    for (lla_options* o :
+         {static_cast<lla_options*>(&q.forward.options), static_cast<lla_options*>(&q.backward.options)}) {
       o->window_left = random() % 2 ? kMost : static_cast<int64_t>(random() % 1000);
       o->window_right = random() % 2 ? -1 : kMost;
       o->causal = i % 2;
@@ -208,9 +212,9 @@ std::vector<size_t> addresses(const lla_forward_args& a) {
 }
 
 const std::vector<uint32_t>& bent_words() {
-  static const std::vector<uint32_t> words = {0u,          1u,          2u,          3u,          5u,         255u,
-                                              0x7fffffffu, 0x80000000u, 0xffffffffu, 0xfffffffeu, 0x7ff00000u, 0x3f800000u,
-                                              0xfff80000u, 1u << 20};
+  static const std::vector<uint32_t> words = {0u,          1u,          2u,          3u,          5u,
+                                              255u,        0x7fffffffu, 0x80000000u, 0xffffffffu, 0xfffffffeu,
+                                              0x7ff00000u, 0x3f800000u, 0xfff80000u, 1u << 20};
   return words;
 }
 
@@ -231,7 +235,8 @@ TEST(Extremes, OneBentWordIsAnsweredAndWritesNothingElse) {
                      ridge = input("ridge", spec.ridge_size(), inputs.ridge);
     TestTensor cu;
     if (packed) cu = TestTensor(m, "cu", DType::i32, {3}, Layout::dense, {0, 2, 6});
-    const TestTensor o(m, "o", DType::f32, spec.rows_size(spec.value_dim)), status(m, "status", DType::i32, spec.info_size());
+    const TestTensor o(m, "o", DType::f32, spec.rows_size(spec.value_dim)),
+        status(m, "status", DType::i32, spec.info_size());
     ForwardArgs legal;
     legal.q = q.view(), legal.k = k.view(), legal.v = v.view(), legal.ridge = ridge.view(), legal.o = o.view();
     legal.cu_seqlens_q = legal.cu_seqlens_k = cu.view();

@@ -1,5 +1,5 @@
-// Legal calls that something about memory could spoil: rows behind the last packed sequence, windows of any size, tensors
-// side by side in one buffer, threads that change between the question about memory and the call.
+// Legal calls that something about memory could spoil: rows behind the last packed sequence, windows of any size,
+// tensors side by side in one buffer, threads that change between the question about memory and the call.
 #include <fenv.h>  // feenableexcept
 #include <gtest/gtest.h>
 #include <pthread.h>
@@ -165,9 +165,7 @@ struct HostCall {
   float ridge = 0.5f;
   ForwardArgs args;
 
-  lla_tensor at(float* data) const {
-    return dense(data, DType::f32, {1, kLength, kHeads, kDim});
-  }
+  lla_tensor at(float* data) const { return dense(data, DType::f32, {1, kLength, kHeads, kDim}); }
   HostCall() {
     args.q = at(plain.data());
     args.k = at(plain.data() + 3000);
@@ -313,8 +311,8 @@ TEST(Threads, MayChangeAtAnyTime) {
 
 // ---- the calling thread --------------------------------------------------------------------------------------------
 
-// A rounding mode, flushed subnormals or traps of the caller's thread: neither results nor their independence of the number
-// of threads depend on them, and the caller finds them again.
+// A rounding mode, flushed subnormals or traps of the caller's thread: neither results nor their independence of the
+// number of threads depend on them, and the caller finds them again.
 TEST(CallingThread, ItsFloatingPointEnvironmentDoesNotMatter) {
   const RestoreThreads restore;
   std::vector<float> want;

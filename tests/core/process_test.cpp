@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <string>
 #include <thread>
 #include <vector>
@@ -49,6 +50,25 @@ struct Call {
   lla_status run() const { return lla_forward(&args); }
 };
 
+// ---- memory that runs out ------------------------------------------------------------------------------------------
+
+// Allocations of this thread that still succeed; negative: all do.
+thread_local int allocations_left = -1;
+
+}  // namespace
+
+// Static linking makes these the library's, too.
+__attribute__((noinline)) void* operator new(size_t bytes) {
+  if (allocations_left == 0) throw std::bad_alloc();
+  if (allocations_left > 0) --allocations_left;
+  if (void* memory = std::malloc(bytes > 0 ? bytes : 1)) return memory;
+  throw std::bad_alloc();
+}
+__attribute__((noinline)) void operator delete(void* memory) noexcept { std::free(memory); }
+__attribute__((noinline)) void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace {
+
 // ---- what is tried in a process of its own -------------------------------------------------------------------------
 
 Call* exit_call = nullptr;
@@ -62,6 +82,19 @@ struct CallsAtExit {
       _exit(3);
   }
 } calls_at_exit;
+
+// Before main, and before any constructor of the library's (should it have one).
+int called_before_main = 9;
+__attribute__((constructor(101))) void call_before_main() {
+  const char* wanted = std::getenv("LLA_PROBE_EARLY");
+  if (wanted == nullptr) return;
+  lla_set_num_threads(4);
+  const Call call;
+  called_before_main = call.question == LLA_OK && call.run() == LLA_OK && lla_forward(nullptr) != LLA_OK &&
+                               *lla_last_error() != '\0' && *lla_machine_description() != '\0'
+                           ? 0
+                           : 2;
+}
 
 int probe(const std::string& what) {
   if (what == "static") {
@@ -80,6 +113,7 @@ int probe(const std::string& what) {
     usleep(50000);
     return 0;
   }
+  if (what == "early") return called_before_main;
   if (what == "environment") {  // 0: taken; 1: refused, and by name
     const Call call;
     if (call.question == LLA_OK) return call.run() == LLA_OK ? 0 : 2;
@@ -109,6 +143,7 @@ int run_probe(const std::string& what, const char* threads = nullptr) {
     if (std::strncmp(*e, "LLA_NUM_THREADS=", 16) != 0) environment.emplace_back(*e);
   }
   if (threads != nullptr) environment.push_back(std::string("LLA_NUM_THREADS=") + threads);
+  if (what == "early") environment.emplace_back("LLA_PROBE_EARLY=1");
   std::vector<char*> pointers;
   for (std::string& e : environment) pointers.push_back(e.data());
   pointers.push_back(nullptr);
@@ -124,6 +159,50 @@ int run_probe(const std::string& what, const char* threads = nullptr) {
 const int kChildren = lla::test::reduced() ? 6 : 25;
 
 // ---- tests ---------------------------------------------------------------------------------------------------------
+
+TEST(Start, CallsBeforeMain) { EXPECT_EQ(run_probe("early"), 0); }
+
+// The first allocation of a call fails, then the second, and so on: an answer each time, and the next call is as good
+// as any. A call on the CPU that has run before allocates nothing at all.
+TEST(Memory, EveryAllocationMayFail) {
+  lla_set_num_threads(4);
+  for (const char* implementation : {"cpu", "reference"}) {
+    Call call;
+    call.args.options.implementation = implementation;
+    ASSERT_EQ(call.run(), LLA_OK) << lla_last_error();
+    const std::vector<float> want = call.o;
+    const auto sweep = [&](const char* what, lla_status good, const auto& body) {
+      int failed = 0;
+      for (int n = 0; n < 100000; n += n < 200 ? 1 : 997) {
+        allocations_left = n;
+        const lla_status status = body();
+        const bool enough = allocations_left > 0 || (status == good && allocations_left == 0);
+        allocations_left = -1;
+        EXPECT_TRUE(status == good || status == LLA_OUT_OF_MEMORY) << what << ": " << lla_status_name(status);
+        EXPECT_EQ(status == LLA_OK, *lla_last_error() == '\0') << what;
+        failed += status == LLA_OUT_OF_MEMORY;
+        if (enough && status == good) break;
+      }
+      return failed;
+    };
+    const int failed = sweep("forward", LLA_OK, [&] { return call.run(); });
+    EXPECT_EQ(failed == 0, std::string(implementation) == "cpu") << implementation << ": " << failed;
+    sweep("workspace", LLA_OK, [&] {
+      size_t bytes = 0;
+      return lla_forward_workspace(&call.args, &bytes);
+    });
+    sweep("plan", LLA_OK, [&] {
+      char text[512];
+      return lla_forward_plan(&call.args, text, sizeof text);
+    });
+    lla::ForwardArgs bad = call.args;
+    bad.q.size[3] = 7;
+    sweep("refusal", LLA_INVALID_ARGUMENT, [&] { return lla_forward(&bad); });
+    ASSERT_EQ(call.run(), LLA_OK) << lla_last_error();
+    EXPECT_EQ(call.o, want);
+  }
+  lla_set_num_threads(0);
+}
 
 TEST(Exit, CallsFromStaticDestructors) { EXPECT_EQ(run_probe("static"), 0); }
 

@@ -93,6 +93,28 @@ def test_a_ridge_that_is_no_real_number(device, dtype):
         lla.lla_attention(q, k, v, torch.ones((), dtype=dtype, device=device))
 
 
+@pytest.mark.parametrize("option", ["ridge", "scale"])
+def test_an_integer_no_float_holds(device, option):
+    q, k, v, ridge = make_inputs(1, 9, dtype=torch.float32, device=device)
+    with pytest.raises(ValueError, match=option):
+        lla.lla_attention(q, k, v, **{"ridge": ridge, option: 10**400})
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("sizes", [dict(num_heads=0), dict(num_heads=-1), dict(num_kv_heads=0), dict(head_dim=0), dict(embed_dim=0),
+                                   dict(embed_dim=8.0), dict(num_heads=True), dict(num_kv_heads="2")])
+def test_a_layer_of_no_size(sizes):
+    with pytest.raises((TypeError, ValueError), match=f"{next(iter(sizes))} must be"):
+        lla.LocalLinearAttention(**{**dict(embed_dim=8, num_heads=2), **sizes})
+
+
+@pytest.mark.cpu_only
+def test_lazily_negated_tensors_are_read_as_they_look():
+    q = torch.randn(1, 9, 2, 8, dtype=torch.complex64).conj().imag
+    assert q.is_neg()
+    assert torch.equal(lla.lla_attention(q, q, q, 0.3), lla.lla_attention(*(q.resolve_neg(),) * 3, 0.3))
+
+
 @pytest.mark.parametrize("wrong", ["20", 20.0, True, None, -1, 2**70])
 def test_max_seqlen(device, wrong):
     q, k, v = (torch.randn(20, 2, 8, device=device) for _ in range(3))

@@ -5,7 +5,8 @@ namespace lla::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-// Enough to fill memory at its speed where there is a lot to zero; mostly there is nothing, and every block ends at once.
+// Enough to fill memory at its speed where there is a lot to zero; mostly there is nothing, and every block ends at
+// once.
 constexpr int kBlocks = 256;
 
 __device__ void zero_element(void* data, int64_t at, int32_t width) {
