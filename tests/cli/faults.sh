@@ -99,8 +99,8 @@ answers 1 'bent/timing.json is not complete JSON' "$lla" report bent
 mkdir -p counted/partial
 scale=$(python3 -c 'import math; print(repr(1 / math.sqrt(8)))')
 for count in 3 -1 1.5; do
-  printf '{"schema_version":1,"setting":{"length":1024,"d":8,"segment":8,"sequences":2,"ridge":0.1,"mesa_ridge":1.0,"scale":%s,"noise":0.1,"seed":1},"sequences_done":%s,"sums":[]}' \
-    "$scale" "$count" >"counted/partial/d8-s8-n2-ridge0.1-mesa1-scale$scale-noise0.1.json"
+  printf '{"schema_version":1,"setting":{"length":1024,"d":8,"segment":8,"sequences":2,"ridges":[0.1],"mesa_ridges":[1.0],"scale":%s,"noise":0.1,"kernel":"dot","qk_norm":false,"query_noise":null,"seed":1},"sequences_done":%s,"sums":[]}' \
+    "$scale" "$count" >"counted/partial/d8-s8-n2-scale$scale-noise0.1-dot-lla0.1-softmax0-linear0-mesanet1-random0.json"
   answers 1 "has done $count of 2 sequences" "$lla" $small --out counted
 done
 answers 2 'not valid UTF-8' "$lla" $small --out "$(printf 'bad\xff')"
