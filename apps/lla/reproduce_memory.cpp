@@ -16,7 +16,7 @@ namespace {
 struct Options {
   CommonOptions common;
   bool quick = false, paper = false;
-  double limit_gib = 0;
+  double limit_gib = 0, seconds = 0;
   experiments::MemoryRun run;
 };
 
@@ -30,7 +30,14 @@ int run(Options o) {
   const bool cuda = o.run.device == experiments::Device::cuda;
   const int64_t longest = o.quick ? 4096 : cuda ? int64_t{1} << 28 : 16384;
   for (int64_t n = 256; n <= longest; n *= 2) o.run.lengths.push_back(n);
-  if (cuda && o.paper) o.run.dims = {64, 128}, o.run.batches = {1, 4, 16}, o.run.dtypes = {"bf16", "f32"};
+  if (!cuda && (o.paper || o.seconds > 0)) {
+    throw experiments::Failure("--paper and --seconds are for a GPU: give --device cuda too");
+  }
+  if (cuda && o.limit_gib > 0) {
+    throw experiments::Failure("--limit is for the CPU; on a GPU a line ends where the device has no room");
+  }
+  if (o.seconds > 0) o.run.limit_seconds = o.seconds;
+  if (o.paper) o.run.dims = {64, 128}, o.run.batches = {1, 4, 16}, o.run.dtypes = {"bf16", "f32"};
   bool finished;
   {
     const Session session("memory");
@@ -67,20 +74,23 @@ void add_reproduce_memory(CLI::App& reproduce, int& exit_code) {
       reproduce.add_subcommand("memory", "Peak memory and time of naive LLA, blockwise LLA and softmax attention");
   add_common_options(*command, o->common, "out/memory", true);
   command->add_flag("--quick", o->quick, "Lengths up to 4096");
-  command->add_flag("--paper", o->paper, "On a GPU: d = 64 and 128, batches of 1, 4 and 16 heads, bf16 and f32");
+  auto* paper =
+      command->add_flag("--paper", o->paper, "On a GPU: d = 64 and 128, batches of 1, 4 and 16 heads, bf16 and f32");
   command->add_option("--d", o->run.dims, "Head dimension; repeatable")
       ->capture_default_str()
+      ->excludes(paper)
       ->check(whole_number(1, 256));
   command->add_option("--batch", o->run.batches, "Heads at once; repeatable; above 1 on a GPU only")
       ->capture_default_str()
+      ->excludes(paper)
       ->check(whole_number(1, 1024));
   command->add_option("--dtype", o->run.dtypes, "Of the inputs; repeatable; bf16 on a GPU only")
       ->capture_default_str()
+      ->excludes(paper)
       ->check(CLI::IsMember({"f32", "bf16"}));
   command
-      ->add_option("--seconds", o->run.limit_seconds,
-                   "On a GPU: calls expected to take longer are not made, only their memory is taken")
-      ->capture_default_str()
+      ->add_option("--seconds", o->seconds,
+                   "On a GPU: calls expected to take longer are not made, only their memory is taken; default 0.2")
       ->check(number_above(0));
   command->add_option("--ridge", o->run.ridge, "LLA's ridge")->capture_default_str()->check(number_from(0));
   command->add_option("--limit", o->limit_gib, "GiB the naive method may use; default half of what is available")

@@ -87,7 +87,7 @@ std::vector<RegressionSetting> settings(const Options& o) {
   return list;
 }
 
-// A study varies what the paper leaves open; everything it does not vary is as given.
+// A study varies what the paper leaves open, and sets all of that itself.
 std::vector<RegressionSetting> study(Options o) {
   if (o.segments.empty()) o.segments = o.study == "queries" ? std::vector<int>{256} : std::vector<int>{64, 256, 1024};
   if (o.study == "ridges") {
@@ -175,11 +175,13 @@ void add_reproduce_regression(CLI::App& reproduce, int& exit_code) {
   auto* quick = command->add_flag("--quick", o->quick, "A subset of the settings, about a minute");
   command->add_flag("--paper", o->paper, "All 40 settings with 10,000 sequences: minutes on a large GPU, hours without")
       ->excludes(quick);
-  command
-      ->add_option("--study", o->study,
-                   "What the paper leaves open, on S = 64, 256, 1024: ridges (three each of LLA and MesaNet), kernels "
-                   "(dot product or RBF, keys normalised or not), queries (S = 256: noise between query and key)")
-      ->check(CLI::IsMember({"ridges", "kernels", "queries"}));
+  auto* study =
+      command
+          ->add_option(
+              "--study", o->study,
+              "What the paper leaves open, on S = 64, 256, 1024: ridges (three each of LLA and MesaNet), kernels "
+              "(dot product or RBF, keys normalised or not), queries (S = 256: noise between query and key)")
+          ->check(CLI::IsMember({"ridges", "kernels", "queries"}));
   const std::vector<int> dims(experiments::kPaperDims.begin(), experiments::kPaperDims.end());
   const std::vector<int> segments(experiments::kPaperSegments.begin(), experiments::kPaperSegments.end());
   command->add_option("--d", o->dims, "Dimension; repeatable; default all")
@@ -191,9 +193,11 @@ void add_reproduce_regression(CLI::App& reproduce, int& exit_code) {
   command->add_option("--sequences", o->sequences, "Sequences per setting; default 1,000, quick 128, paper 10,000")
       ->check(whole_number(1, 1 << 30));
   command->add_option("--ridge", o->ridges, "LLA's ridge, relative to weights that sum to one; repeatable for a sweep")
+      ->excludes(study)
       ->check(number_from(0))
       ->capture_default_str();
   command->add_option("--mesa-ridge", o->mesa_ridges, "MesaNet's ridge, on the plain sum of k k'; repeatable")
+      ->excludes(study)
       ->check(number_above(0))
       ->capture_default_str();
   command->add_option("--scale", o->scales, "Of the logits; repeatable; default 1/sqrt(d)")->check(number_above(0));
@@ -203,12 +207,16 @@ void add_reproduce_regression(CLI::App& reproduce, int& exit_code) {
   command
       ->add_option("--kernel", o->kernels,
                    "Of LLA and softmax: dot, exp(scale q.k), or rbf, exp(-|q - k|^2 scale / 2); repeatable")
+      ->excludes(study)
       ->check(CLI::IsMember({"dot", "rbf"}))
       ->capture_default_str();
-  command->add_flag("--qk-norm", o->qk_norm, "Keys of length sqrt(d), normalised before the values are made from them");
+  command->add_flag("--qk-norm", o->qk_norm, "Keys of length sqrt(d), normalised before the values are made from them")
+      ->excludes(study);
   command
       ->add_option("--query-noise", o->query_noises,
-                   "Queries sqrt(1 - r^2) k + r z with a fresh z, to be answered with A q; r from 0 to 1; repeatable")
+                   "Queries sqrt(1 - r^2) k + r z with a fresh z, to be answered with A q; r from 0 "
+                   "to 1; repeatable")
+      ->excludes(study)
       ->check(number_from(0))
       ->check(CLI::Range(0.0, 1.0));
   command->add_option("--implementation", o->implementation,

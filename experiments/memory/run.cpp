@@ -93,11 +93,11 @@ Json measure(const MemoryRun& run, const Line& line, int64_t n) {
     return record;
   }
   Head head(run.seed, n, line.d);
-  const Cost cost = naive ? measure_cost([&] {
+  const auto naively = [&] {
     naive_lla(n, line.d, 1 / std::sqrt(double(line.d)), run.ridge, head.q.data(), head.k.data(), head.v.data(),
               head.o.data(), lla_get_num_threads());
-  })
-                          : attention(run, head, n, line.d, line.method == "softmax");
+  };
+  const Cost cost = naive ? measure_cost(naively) : attention(run, head, n, line.d, line.method == "softmax");
   record["fits"] = record["ran"] = true;
   record["seconds"] = cost.seconds;
   record["peak_bytes"] = cost.peak_bytes;

@@ -48,6 +48,9 @@ refused "this run has" "$lla" reproduce regression --d 8 --segment 256 --sequenc
 refused "--query-noise" "$lla" reproduce regression --query-noise 1.5
 refused "--study" "$lla" reproduce regression --study everything
 refused "measured on a GPU only" "$lla" reproduce memory --quick --batch 4 --out new
+refused "for a GPU" "$lla" reproduce memory --quick --paper --out new
+refused "excludes" "$lla" reproduce memory --quick --paper --d 64 --out new
+refused "excludes" "$lla" reproduce regression --study kernels --ridge 1 --out new
 refused "no NAME_q.npy" "$lla" reproduce iterations --layers out --out new
 refused "is not a directory" "$lla" report nowhere
 mkdir empty
