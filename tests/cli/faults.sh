@@ -101,12 +101,20 @@ answers 1 'bent/results.json has the task "weather"' "$lla" report bent
 printf '{"threads": 2, ' >good/timing.json
 bend bent 'pass'
 answers 1 'bent/timing.json is not complete JSON' "$lla" report bent
-mkdir -p counted/partial
-scale=$(python3 -c 'import math; print(repr(1 / math.sqrt(8)))')
-for count in 3 -1 1.5; do
-  printf '{"schema_version":1,"setting":{"length":1024,"d":8,"segment":8,"sequences":2,"ridges":[0.1],"mesa_ridges":[1.0],"scale":%s,"noise":0.1,"kernel":"dot","qk_norm":false,"query_noise":null,"seed":1},"sequences_done":%s,"sums":[]}' \
-    "$scale" "$count" >"counted/partial/d8-s8-n2-scale$scale-noise0.1-dot-lla0.1-softmax0-linear0-mesanet1-random0.json"
-  answers 1 "has done $count of 2 sequences" "$lla" $small --out counted
+long="reproduce regression --d 8 --segment 8 --sequences 1000000 --out counted"
+"$lla" $long >/dev/null 2>&1 &
+stopped=$!
+for _ in $(seq 100); do
+  [ -d counted/partial ] && break
+  sleep 0.05
+done
+sleep 0.5
+kill -TERM $stopped # it writes a checkpoint and ends
+wait $stopped
+for count in 1000001 -1 1.5 '"many"'; do
+  python3 -c "import glob, json, sys; p, = glob.glob('counted/partial/*.json'); j = json.load(open(p)); j['sequences_done'] = json.loads(sys.argv[1]); json.dump(j, open(p, 'w'))" "$count" \
+    || fail "a stopped run left no checkpoint"
+  answers 1 "has done $count of 1000000 sequences" timeout 20 "$lla" $long
 done
 answers 2 'not valid UTF-8' "$lla" $small --out "$(printf 'bad\xff')"
 [ -z "$(find . -maxdepth 1 -name 'bad*')" ] || fail "a name that was refused left a folder"
