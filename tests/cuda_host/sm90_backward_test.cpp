@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -103,6 +104,32 @@ TEST(Sm90Backward, ExponentsBoundTheirNumbers) {
   for (const float x : {1e-30f, 0.5f, 0.75f, 1.0f, 1.5f, 3e4f, 1e30f}) {
     EXPECT_LT(x, power_of_two(exponent_above(x)));
     EXPECT_GE(x, power_of_two(exponent_above(x) - 1));
+  }
+}
+
+TEST(Sm90Backward, PowersOfTwoGoBeyondFloats) {
+  for (const int e : {-240, -130, -127, -1, 0, 1, 127, 130, 240}) {
+    const double want = std::ldexp(1.25, e - 3) / std::ldexp(1, e > 0 ? 200 : e < -100 ? -200 : 0);
+    const float from = static_cast<float>(std::ldexp(1.25, -3) / std::ldexp(1, e > 0 ? 200 : e < -100 ? -200 : 0));
+    if (from == 0 || !std::isfinite(from) || std::fabs(want) < 1e-37 || want > 1e38) continue;
+    EXPECT_EQ(PowerOfTwo(e) * from, static_cast<float>(want)) << e;
+  }
+  EXPECT_EQ(PowerOfTwo(200) * 1e30f, INFINITY);
+  EXPECT_EQ(PowerOfTwo(-200) * 0x1p100f, 0x1p-100f);
+}
+
+// All values zero: b is zero, and G alone must decide the scale, whatever its size.
+TEST(Sm90Backward, HeadsWithoutValuesFollowTheGradient) {
+  for (const int m : {-100, 0, 60}) {
+    const RowExponents row = row_exponents(1, 2 + m, 3, kNoExponent, 5 + m, 6, kNoExponent, 2, kNoExponent, 0);
+    uint32_t bounds[kHeadBounds];
+    row_bounds(bounds, row);
+    HeadBounds head{};
+    std::memcpy(&head, bounds, sizeof bounds);
+    const HeadExponents of(head, 0.125f, 12, 0);
+    EXPECT_EQ(2 + m + of.row_alpha(row) + of.g, 15) << "G fills fp16, m " << m;
+    EXPECT_LE(3 + of.row_beta(row) + of.rows, 15) << "x";
+    EXPECT_LE(1 + of.row_alpha_beta(row) + of.q, 15) << "q";
   }
 }
 

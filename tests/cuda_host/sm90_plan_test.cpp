@@ -31,7 +31,11 @@ TEST(Sm90Plan, Takes) {
 TEST(Sm90Plan, RefusesWithAReason) {
   core::Problem p = problem(2, 4, 1000, 128);
   p.dtype = DType::f32;
-  EXPECT_NE(refuse(p, kH200).find("bf16"), std::string::npos);
+  EXPECT_NE(refuse(p, kH200).find("TF32"), std::string::npos);
+  p.precision = Precision::tf32;
+  EXPECT_EQ(refuse(p, kH200), "");
+  p.dtype = DType::f64;
+  EXPECT_NE(refuse(p, kH200).find("f64"), std::string::npos);
   EXPECT_NE(refuse(problem(2, 4, 1000, 256), kH200).find("128"), std::string::npos);
   EXPECT_NE(refuse(problem(2, 4, 1000, 20), kH200).find("multiples of 8"), std::string::npos);
   p = problem(2, 4, 1000, 128);
