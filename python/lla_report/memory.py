@@ -28,12 +28,14 @@ def length_axis(axis, lengths, every=1):
     axis.set_xlabel("length n")
 
 
-def draw_memory(axis, records, color, style):
-    """Measured points; hollow where the memory was taken but the call not made; a cross where there was no room."""
+def draw_memory(axis, records, color, style, under=False):
+    """Measured points; hollow where the memory was taken but the call not made; a cross where there was no room. A line
+    that another will cover is drawn under it, as a broad band."""
     fits = [r for r in records if r["fits"]]
-    axis.loglog([r["n"] for r in fits], [r["peak_bytes"] / 2**20 for r in fits], style, color=color, lw=1.3)
+    look = {"lw": 5, "alpha": 0.4} if under else {"lw": 1.3}
+    axis.loglog([r["n"] for r in fits], [r["peak_bytes"] / 2**20 for r in fits], "-" if under else style, color=color, **look)
     for ran, face in ((True, color), (False, "none")):
-        some = [r for r in fits if r["ran"] == ran]
+        some = [r for r in fits if r["ran"] == ran and not under]
         axis.loglog([r["n"] for r in some], [r["peak_bytes"] / 2**20 for r in some], "o", color=color, ms=3.5, mfc=face)
     for r in records:
         if not r["fits"] and r["peak_bytes"] is not None:
@@ -68,14 +70,15 @@ def draw_many(results, view):
     columns = 1 if view.narrow else 2
     fig, axes = figure(view, -(-len(panels) // columns), columns, panel=(4.8, 2.9) if view.narrow else (4.8, 2.9), sharex=True, sharey=True)
     for axis, (dtype, d) in zip(axes.flat, panels):
-        for method in NAMES:
+        for method in ("naive", "softmax", "blockwise"):  # the last two need the same: one kernel
             for batch, style in zip(batches, BATCH_LINES):
-                draw_memory(axis, line(results, method=method, dtype=dtype, d=d, batch=batch), view.theme.models[COLORS[method]], style)
+                records = line(results, method=method, dtype=dtype, d=d, batch=batch)
+                draw_memory(axis, records, view.theme.models[COLORS[method]], style, method == "softmax")
         length_axis(axis, results.values("n"), 2)
         axis.set_title(f"{dtype}, d = {d}")
     for axis in axes[:, 0]:
         axis.set_ylabel("memory above inputs, MiB")
-    handles = [Line2D([], [], color=view.theme.models[COLORS[m]], lw=2) for m in NAMES]
+    handles = [Line2D([], [], color=view.theme.models[COLORS[m]], **({"lw": 5, "alpha": 0.4} if m == "softmax" else {"lw": 2})) for m in NAMES]
     handles += [Line2D([], [], color=view.theme.text, ls=style) for _, style in zip(batches, BATCH_LINES)]
     handles += [Line2D([], [], color=view.theme.text, marker="o", ls="", mfc=face) for face in (view.theme.text, "none")]
     handles.append(Line2D([], [], color=view.theme.text, marker="x", ls=""))
