@@ -1,4 +1,6 @@
 """Working set and time against the length: the paper's figure memory."""
+from math import log
+
 from matplotlib.lines import Line2D
 
 from .page import Figure, Section, bullets, table
@@ -106,6 +108,18 @@ def ends(results):
     return table(head, rows, "The longest sequence (powers of two) with room for inputs, output and working set, and the working set there.")
 
 
+def growth(results):
+    """By method, each line's exponent of n over its last three doublings with room: at short lengths fixed buffers and caches
+    hide it."""
+    found = {}
+    for dtype, d, batch in lines(results):
+        for method in NAMES:
+            last = [r for r in line(results, method=method, dtype=dtype, d=d, batch=batch) if r["fits"]][-4:]
+            if len(last) > 1:
+                found.setdefault(method, []).append(log(last[-1]["peak_bytes"] / last[0]["peak_bytes"]) / log(last[-1]["n"] / last[0]["n"]))
+    return found
+
+
 def found_many(results):
     sentences = []
     shown = [l for l in lines(results) if l[2] == min(results.values("batch"))]
@@ -118,8 +132,8 @@ def found_many(results):
         time = (f", {number(1e3 * last['seconds'])} and {number(1e3 * block['seconds'])} ms" if last["ran"] and block["ran"] else "")
         sentences.append(f"{dtype}, d = {d}, one head: the naive form's last length is n = {last['n']:,}, with {number(last['peak_bytes'] / 2**30)} GiB against the blockwise "
                          f"form's {number(block['peak_bytes'] / 2**20)} MiB{time}.")
-    fits = {m: [e["memory"] for e in results.summary["exponents"] if e["method"] == m] for m in NAMES}
-    sentences.append("Fitted exponents of n: " + "; ".join(f"{NAMES[m]} {min(e):.2f} to {max(e):.2f}" for m, e in fits.items() if e) + ".")
+    sentences.append("Exponents of n over the last three doublings that had room: "
+                     + "; ".join(f"{NAMES[m]} {min(e):.2f} to {max(e):.2f}" for m, e in growth(results).items()) + ".")
     apart = [r["difference"] for r in results.records if r.get("difference") is not None and r["dtype"] == "f32"]
     if apart:
         sentences.append(f"The two forms computed the same: in f32 their outputs differ by {number(max(apart))} at most (relative, first 128 rows).")
@@ -150,9 +164,7 @@ def section(results):
     if many:
         intro += (" Memory is what the device itself says is gone between inputs and output alone and the call's end. Calls that would take long were not made: their memory was "
                   "taken from the device (the library allocates nothing in a call), hollow points.")
-    exponents = {}
-    for e in results.summary["exponents"]:
-        exponents.setdefault(e["method"], []).append(e["memory"])
+    exponents = growth(results) if many else {e["method"]: [e["memory"]] for e in results.summary["exponents"]}
     summary = "<strong>Memory:</strong> " + ", ".join(f"{NAMES[m]} grows as n<sup>{sum(e) / len(e):.2f}</sup>" for m, e in exponents.items()) + "."
     return Section("memory", "Memory and time", intro, summary, [
         Figure("memory", save(lambda v: (draw_many if many else draw_one)(results, v), results.directory, "memory"), "Working set against the length",
