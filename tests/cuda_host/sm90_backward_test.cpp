@@ -75,7 +75,7 @@ TEST(Sm90Backward, SectionsOfTheWorkspaceDoNotMeet) {
           {"sizes", at.sizes, rows * static_cast<int64_t>(sizeof(RowSizes))},
           {"starts", at.starts, p.given_x() ? 0 : rows * 16},
           {"low", at.low, operand_blocks(shape_of(p)) * 4},
-          {"ridge sums", at.ridge_sums, operand_blocks(shape_of(p)) * 4},
+          {"ridge sums", at.ridge_sums, operand_blocks(shape_of(p)) * 8},
       };
       // The solve's memory and the operands take turns on the same bytes, each apart from all that is kept.
       std::vector<Section> solving = kept, multiplying = kept;

@@ -471,9 +471,10 @@ __device__ __forceinline__ StepEnd step(const StepInputs<kDim>& in, float (&prod
     }
     const bool solved = now <= wanted && enough;
     const bool last = s.iterations[h] >= limits.max_iterations, grown = !(now < kMostGrowth * start);
+    const bool promised = now <= limits.tolerance_squared * start;  // what was asked for, if not what was aimed at
     const bool was = s.active[h];
     s.status[h] = !was || solved ? s.status[h]
-                  : last         ? LLA_ROW_MAX_ITERATIONS
+                  : last         ? (promised ? s.status[h] : LLA_ROW_MAX_ITERATIONS)
                   : grown        ? LLA_ROW_BREAKDOWN
                                  : s.status[h];
     s.active[h] = was && !solved && !last && !grown;

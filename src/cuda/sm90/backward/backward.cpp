@@ -155,7 +155,11 @@ struct Run {
     params.ridge = p.ridge;
     const bool summed = p.ridge == core::RidgeShape::scalar || p.ridge == core::RidgeShape::head;
     if (call.dridge) {
-      params.dridge = summed ? at<float>(layout.ridge_sums) : static_cast<float*>(call.dridge.data);
+      if (summed) {
+        params.ridge_sums = at<double>(layout.ridge_sums);
+      } else {
+        params.dridge = static_cast<float*>(call.dridge.data);
+      }
       params.dridge_batch = call.dridge.stride[0], params.dridge_position = call.dridge.stride[1];
       params.dridge_head = call.dridge.stride[2], params.dridge_dim = call.dridge.stride[3];
     }
@@ -164,7 +168,7 @@ struct Run {
     }
     if (Status s = run_operands(params, stream); !s) return s;
     if (!call.dridge || !summed) return {};
-    const RidgeSumParams sums{at<float>(layout.ridge_sums),
+    const RidgeSumParams sums{at<double>(layout.ridge_sums),
                               static_cast<float*>(call.dridge.data),
                               call.dridge.stride[2],
                               (p.seqlen_q + kOperandRows - 1) / kOperandRows,

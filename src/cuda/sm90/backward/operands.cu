@@ -57,32 +57,34 @@ __device__ __forceinline__ void zero_behind_last_sequence(const OperandParams& p
   }
 }
 
-// -x y of the row to where λ's gradient wants it; returns the row's sum. `unit` is y's.
+// -x y of the row to where λ's gradient wants it; returns the row's sum. y is in units of 2^unit, and sums are made in
+// them: its terms may be too large or too small for a float where the sum is not.
 template <int kLanes>
-__device__ __forceinline__ float ridge_row(const OperandParams& p, const Place& place, int32_t position, bool here,
-                                           bool bad, const float (&x)[8], const float (&y)[8], const PowerOfTwo& unit,
-                                           int column) {
+__device__ __forceinline__ double ridge_row(const OperandParams& p, const Place& place, int32_t position, bool here,
+                                            bool bad, const float (&x)[8], const float (&y)[8], int unit, int column) {
   float sum = 0, each[8];
   for (int i = 0; i < 8; ++i) {
-    each[i] = bad ? __int_as_float(0x7fffffff) : unit * (-x[i] * y[i]);
+    each[i] = bad ? __int_as_float(0x7fffffff) : -x[i] * y[i];
     if (column < p.dim) sum += each[i];
   }
   sum = row_sum<kLanes>(sum);
   if (!here) return 0;
-  float* to = p.dridge + place.batch * p.dridge_batch + (place.start_q + position) * p.dridge_position +
-              place.head * p.dridge_head;
-  if (p.ridge == core::RidgeShape::dimension) {
-    for (int i = 0; i < 8 && column < p.dim; ++i) to[(column + i) * p.dridge_dim] = each[i];
-  } else if (p.ridge == core::RidgeShape::token && column == 0) {
-    *to = sum;
+  if (p.dridge != nullptr) {
+    float* to = p.dridge + place.batch * p.dridge_batch + (place.start_q + position) * p.dridge_position +
+                place.head * p.dridge_head;
+    if (p.ridge == core::RidgeShape::dimension) {
+      for (int i = 0; i < 8 && column < p.dim; ++i) to[(column + i) * p.dridge_dim] = PowerOfTwo(unit) * each[i];
+    } else if (column == 0) {
+      *to = PowerOfTwo(unit) * sum;
+    }
   }
-  return sum;
+  return ldexp(static_cast<double>(sum), unit);
 }
 
 template <int kPadded, bool kSolve, RowKind kKind>
 __global__ void __launch_bounds__(kThreads, 3) operands_kernel(const __grid_constant__ OperandParams p) {
   constexpr int kLanes = kPadded / 8, kSweeps = kOperandRows * kLanes / kThreads;
-  __shared__ float sums[kOperandRows];
+  __shared__ double sums[kOperandRows];
   const Place place(p);
   const HeadStatistics& statistics = p.heads[place.statistics];
   const int key_scale = exponent_above(power_of_two_scale(__uint_as_float(statistics.largest_key))) - 1;
@@ -151,8 +153,8 @@ __global__ void __launch_bounds__(kThreads, 3) operands_kernel(const __grid_cons
     if (!low) e_mean -= e_low;
     low_sweeps |= static_cast<uint32_t>(low && here) << sweep;
     bad |= !(finite(e_mean) && finite(f_mean));
-    if (p.dridge != nullptr) {
-      const float sum = ridge_row<kLanes>(p, place, position, here, bad, x, y, PowerOfTwo(unit + key_scale), column);
+    if (p.dridge != nullptr || p.ridge_sums != nullptr) {
+      const double sum = ridge_row<kLanes>(p, place, position, here, bad, x, y, unit + key_scale, column);
       if (column == 0) sums[r] = sum;
     }
     if (!here) continue;
@@ -199,12 +201,10 @@ __global__ void __launch_bounds__(kThreads, 3) operands_kernel(const __grid_cons
       if constexpr (kSolve) *reinterpret_cast<uint4*>(p.operand[kOpYLow] + to) = make_uint4(0, 0, 0, 0);
     }
   }
-  if (p.dridge != nullptr && (p.ridge == core::RidgeShape::scalar || p.ridge == core::RidgeShape::head)) {
-    if (threadIdx.x == 0) {
-      float total = 0;
-      for (float s : sums) total += s;
-      p.dridge[blockIdx.x] = total;
-    }
+  if (p.ridge_sums != nullptr && threadIdx.x == 0) {
+    double total = 0;
+    for (const double s : sums) total += s;
+    p.ridge_sums[blockIdx.x] = total;
   }
 }
 
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(kThreads) ridge_sum_kernel(const __grid_consta
   const int64_t first_head = p.per_head ? blockIdx.x : 0, heads = p.per_head ? 1 : p.heads_q;
   double sum = 0;
   for (int64_t b = 0; b < p.batch; ++b) {
-    const float* from = p.partial + (b * p.heads_q + first_head) * p.blocks_per_head;
+    const double* from = p.partial + (b * p.heads_q + first_head) * p.blocks_per_head;
     for (int64_t i = threadIdx.x; i < heads * p.blocks_per_head; i += kThreads) sum += from[i];
   }
   sums[threadIdx.x] = sum;

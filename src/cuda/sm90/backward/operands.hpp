@@ -26,9 +26,10 @@ struct OperandParams {
   uint32_t* low;                      // per block of rows: whether a row of it has low parts
   RowConstants* rows;
   RowUnits* units;
-  // λ's gradient, -x y: per dimension, per row, or a partial sum per block of rows. Null: not wanted.
+  // λ's gradient, -x y: per dimension or row, or a partial sum per block of rows. Null: not wanted.
   float* dridge;
-  int64_t dridge_batch, dridge_position, dridge_head, dridge_dim;  // strides; of partial sums all zero
+  int64_t dridge_batch, dridge_position, dridge_head, dridge_dim;  // strides
+  double* ridge_sums;
   core::RidgeShape ridge;
   core::RowOutputs info;  // where x is given: there was no solve
 };
@@ -39,7 +40,7 @@ Status run_operands(const OperandParams& params, cudaStream_t stream);
 
 // Sums the blocks' partial sums of λ's gradient in a fixed order, to one number per head or one in all.
 struct RidgeSumParams {
-  const float* partial;
+  const double* partial;
   float* dridge;
   int64_t head_stride;
   int64_t blocks_per_head;  // of a (batch, head)

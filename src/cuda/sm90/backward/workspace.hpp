@@ -42,7 +42,7 @@ struct BackwardLayout {
     y = take(p.given_x() ? 0 : p.rows() * dim * 4);
     starts = take(p.given_x() ? 0 : p.rows() * static_cast<int64_t>(sizeof(RowStart)));
     low = take(operand_blocks(shape) * 4);
-    ridge_sums = take(operand_blocks(shape) * 4);
+    ridge_sums = take(operand_blocks(shape) * 8);
     const int64_t shared = at;
     for (int i = 0; i < kQueryOperands; ++i)
       operand[i] = i >= kOpYHigh && p.given_x() ? shared : take(p.rows() * dim * 2);
