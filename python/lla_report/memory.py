@@ -1,4 +1,6 @@
 """Working set and time against the length: the paper's figure memory."""
+from math import log
+
 from matplotlib.lines import Line2D
 
 from .page import Figure, Section, bullets, table
@@ -28,12 +30,14 @@ def length_axis(axis, lengths, every=1):
     axis.set_xlabel("length n")
 
 
-def draw_memory(axis, records, color, style):
-    """Measured points; hollow where the memory was taken but the call not made; a cross where there was no room."""
+def draw_memory(axis, records, color, style, under=False):
+    """Measured points; hollow where the memory was taken but the call not made; a cross where there was no room. A line
+    that another will cover is drawn under it, as a broad band."""
     fits = [r for r in records if r["fits"]]
-    axis.loglog([r["n"] for r in fits], [r["peak_bytes"] / 2**20 for r in fits], style, color=color, lw=1.3)
+    look = {"lw": 5, "alpha": 0.4} if under else {"lw": 1.3}
+    axis.loglog([r["n"] for r in fits], [r["peak_bytes"] / 2**20 for r in fits], "-" if under else style, color=color, **look)
     for ran, face in ((True, color), (False, "none")):
-        some = [r for r in fits if r["ran"] == ran]
+        some = [r for r in fits if r["ran"] == ran and not under]
         axis.loglog([r["n"] for r in some], [r["peak_bytes"] / 2**20 for r in some], "o", color=color, ms=3.5, mfc=face)
     for r in records:
         if not r["fits"] and r["peak_bytes"] is not None:
@@ -68,14 +72,15 @@ def draw_many(results, view):
     columns = 1 if view.narrow else 2
     fig, axes = figure(view, -(-len(panels) // columns), columns, panel=(4.8, 2.9) if view.narrow else (4.8, 2.9), sharex=True, sharey=True)
     for axis, (dtype, d) in zip(axes.flat, panels):
-        for method in NAMES:
+        for method in ("naive", "softmax", "blockwise"):  # the last two need the same: one kernel
             for batch, style in zip(batches, BATCH_LINES):
-                draw_memory(axis, line(results, method=method, dtype=dtype, d=d, batch=batch), view.theme.models[COLORS[method]], style)
+                records = line(results, method=method, dtype=dtype, d=d, batch=batch)
+                draw_memory(axis, records, view.theme.models[COLORS[method]], style, method == "softmax")
         length_axis(axis, results.values("n"), 2)
         axis.set_title(f"{dtype}, d = {d}")
     for axis in axes[:, 0]:
         axis.set_ylabel("memory above inputs, MiB")
-    handles = [Line2D([], [], color=view.theme.models[COLORS[m]], lw=2) for m in NAMES]
+    handles = [Line2D([], [], color=view.theme.models[COLORS[m]], **({"lw": 5, "alpha": 0.4} if m == "softmax" else {"lw": 2})) for m in NAMES]
     handles += [Line2D([], [], color=view.theme.text, ls=style) for _, style in zip(batches, BATCH_LINES)]
     handles += [Line2D([], [], color=view.theme.text, marker="o", ls="", mfc=face) for face in (view.theme.text, "none")]
     handles.append(Line2D([], [], color=view.theme.text, marker="x", ls=""))
@@ -103,6 +108,18 @@ def ends(results):
     return table(head, rows, "The longest sequence (powers of two) with room for inputs, output and working set, and the working set there.")
 
 
+def growth(results):
+    """By method, each line's exponent of n over its last three doublings with room: at short lengths fixed buffers and caches
+    hide it."""
+    found = {}
+    for dtype, d, batch in lines(results):
+        for method in NAMES:
+            last = [r for r in line(results, method=method, dtype=dtype, d=d, batch=batch) if r["fits"]][-4:]
+            if len(last) > 1:
+                found.setdefault(method, []).append(log(last[-1]["peak_bytes"] / last[0]["peak_bytes"]) / log(last[-1]["n"] / last[0]["n"]))
+    return found
+
+
 def found_many(results):
     sentences = []
     shown = [l for l in lines(results) if l[2] == min(results.values("batch"))]
@@ -115,8 +132,8 @@ def found_many(results):
         time = (f", {number(1e3 * last['seconds'])} and {number(1e3 * block['seconds'])} ms" if last["ran"] and block["ran"] else "")
         sentences.append(f"{dtype}, d = {d}, one head: the naive form's last length is n = {last['n']:,}, with {number(last['peak_bytes'] / 2**30)} GiB against the blockwise "
                          f"form's {number(block['peak_bytes'] / 2**20)} MiB{time}.")
-    fits = {m: [e["memory"] for e in results.summary["exponents"] if e["method"] == m] for m in NAMES}
-    sentences.append("Fitted exponents of n: " + "; ".join(f"{NAMES[m]} {min(e):.2f} to {max(e):.2f}" for m, e in fits.items() if e) + ".")
+    sentences.append("Exponents of n over the last three doublings that had room: "
+                     + "; ".join(f"{NAMES[m]} {min(e):.2f} to {max(e):.2f}" for m, e in growth(results).items()) + ".")
     apart = [r["difference"] for r in results.records if r.get("difference") is not None and r["dtype"] == "f32"]
     if apart:
         sentences.append(f"The two forms computed the same: in f32 their outputs differ by {number(max(apart))} at most (relative, first 128 rows).")
@@ -147,9 +164,7 @@ def section(results):
     if many:
         intro += (" Memory is what the device itself says is gone between inputs and output alone and the call's end. Calls that would take long were not made: their memory was "
                   "taken from the device (the library allocates nothing in a call), hollow points.")
-    exponents = {}
-    for e in results.summary["exponents"]:
-        exponents.setdefault(e["method"], []).append(e["memory"])
+    exponents = growth(results) if many else {e["method"]: [e["memory"]] for e in results.summary["exponents"]}
     summary = "<strong>Memory:</strong> " + ", ".join(f"{NAMES[m]} grows as n<sup>{sum(e) / len(e):.2f}</sup>" for m, e in exponents.items()) + "."
     return Section("memory", "Memory and time", intro, summary, [
         Figure("memory", save(lambda v: (draw_many if many else draw_one)(results, v), results.directory, "memory"), "Working set against the length",
