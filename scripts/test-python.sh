@@ -12,7 +12,11 @@ if [ "$library" != installed ]; then
   LLA_TORCH_LIBRARY=$(realpath "$library")
   export LLA_TORCH_LIBRARY
   export PYTHONPATH=$root/python${PYTHONPATH:+:$PYTHONPATH}
+  # Compiled graphs name the arguments of our operators: a cache that several builds share would hold another's.
+  export TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$(dirname "$LLA_TORCH_LIBRARY")/inductor-cache}
 fi
+# Some virtual machines show AMX but do not let it run; torch's own bf16 products then end the process.
+export ONEDNN_MAX_CPU_ISA=${ONEDNN_MAX_CPU_ISA:-AVX512_CORE}
 # ctest runs several files at once: one torch thread each, unless the caller says otherwise.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 python=${PYTHON:-python3}
