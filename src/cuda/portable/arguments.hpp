@@ -33,7 +33,7 @@ struct RowArrays {
   T* tau_low = nullptr;
   T* mean_b = nullptr;  // tau_low - y.mean_k
   T* c = nullptr;
-  T* dridge = nullptr;  // the row's sum of -x y
+  double* dridge = nullptr;  // the row's sum of -x y: in double, a float may be too small for it where their sum is not
   // Gradients of o are divided by 2^exponent as they are read, which makes G.v of size 1; what is linear in them is
   // multiplied by it as it is written. kNoExponent where a row has no gradient.
   int32_t* exponent = nullptr;

@@ -27,11 +27,10 @@ __device__ void write_ridge_gradient(const Arguments<T>& a, const QueryBlock& bl
   }
   sum = row_sum(sum);
   if (!q.exists || lane() != 0 || per_dimension) return;
-  sum = undo(sum);
   if (p.ridge == core::RidgeShape::token) {
-    store_as(a.dridge.data, a.dridge.dtype, row_offset(a.dridge, block.sequence, block.head, q.index), sum);
+    store_as(a.dridge.data, a.dridge.dtype, row_offset(a.dridge, block.sequence, block.head, q.index), undo(sum));
   } else {
-    a.rows.dridge[q.row] = sum;
+    a.rows.dridge[q.row] = undo.wide(sum);
   }
 }
 

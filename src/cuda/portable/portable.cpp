@@ -92,7 +92,7 @@ Arguments<T> arguments(const Call& call, const core::Plan& plan) {
   a.rows.mean_b = array(layout.mean_b);
   a.rows.c = array(layout.c);
   a.rows.exponent = reinterpret_cast<int32_t*>(at(layout.exponent));
-  a.rows.dridge = array(layout.dridge);
+  a.rows.dridge = reinterpret_cast<double*>(at(layout.dridge));
   a.matrices = reinterpret_cast<double*>(at(layout.matrices));
   a.direct_blocks = plan.workers;
   a.direct_keys = direct_keys(call.problem);

@@ -51,6 +51,7 @@ class PowerOfTwo {
     second_ = power(within - within / 2);
   }
   __device__ T operator()(T x) const { return x * first_ * second_; }
+  __device__ double wide(T x) const { return static_cast<double>(x) * first_ * second_; }
 
  private:
   static constexpr int32_t kLargest = std::numeric_limits<T>::max_exponent - 2;  // of a power that has a reciprocal
