@@ -268,19 +268,19 @@ struct StepLimits {
 //   N = m V / (1 + m V / H²),   V = α² p·Mp = Σ w E²,   H = (μ + λ) / (ρ + λ),   m = min(w, 1 - w) of the largest
 //   weight,
 // with M the data part of A, ρ = p·Mp / |p|² and μ = |Mp|² / p·Mp. A step with a larger N than `most` is not taken: its
-// pass is repeated with U in two parts. A row above `strict` is solved to half the tolerance.
+// pass is repeated with U in two parts. A row above kStrict is solved to half the tolerance.
 // (The backward knows x when it begins, and from it which rows are such: SolveConsumer.)
 struct StepCheck {
   static constexpr int kPasses = 3;  // the first ones
-  float strict;  // above it a row is solved to half the tolerance
 
-  // From emulation, as N grows with the dimension.
-  static constexpr float strict_of(int dim) { return 0.25f * static_cast<float>(dim); }
-  static constexpr float most_of(int dim, int pass) { return (pass == 0 ? 0.5f : 2.0f) * static_cast<float>(dim); }
+  // From emulation. Half of these: outputs of QK-normed keys gain a quarter, a trained model's heads lose a twentieth
+  // of their speed.
+  static constexpr float kStrict = 32;
+  static constexpr float most_of(int pass) { return pass == 0 ? 64.0f : 256.0f; }
 
   // No step's V exceeds |r|² / (4 λ): rows where that is little need no check.
-  __device__ __forceinline__ static bool needed(float balance, float rr, float ridge, int dim) {
-    return balance * rr > 4 * strict_of(dim) * ridge;
+  __device__ __forceinline__ static bool needed(float balance, float rr, float ridge) {
+    return balance * rr > 4 * kStrict * ridge;
   }
 
   float most;   // +inf: the pass had U in two parts already
@@ -435,7 +435,7 @@ __device__ __forceinline__ StepEnd step(const StepInputs<kDim>& in, float (&prod
       const float n = size * fast_reciprocal(fmaf(size, fast_reciprocal(higher * higher), 1.0f));
       const bool counts = s.active[h] && energy[h] > 0;
       repeat |= counts && n > check->most;
-      s.strict[h] = s.strict[h] || (counts && n > check->strict);
+      s.strict[h] = s.strict[h] || (counts && n > StepCheck::kStrict);
     }
     if (uniform(named_any(check->barrier, kWarpgroup, repeat))) return StepEnd::repeat;
   }

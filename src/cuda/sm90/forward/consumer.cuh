@@ -196,8 +196,8 @@ struct Consumer : Passes<Config> {
         rhs[2 * i] = fmaf(-head.key, c.x, rhs[2 * i]);
         rhs[2 * i + 1] = fmaf(-head.key, c.y, rhs[2 * i + 1]);
       }
-      logit_shift<kDim>(shift, p, b.head_index, s.queries(group),
-                        {rows.scale[0] * head.key, rows.scale[1] * head.key}, lane);
+      logit_shift<kDim>(shift, p, b.head_index, s.queries(group), {rows.scale[0] * head.key, rows.scale[1] * head.key},
+                        lane);
     }
     if (p.ridge.per_dim) {
       load_ridge<kDim>(section(WorkspaceLayout::kRidge), rhs, mean, solve.ridge, good, p, b.block, own_rows.row,
@@ -227,9 +227,9 @@ struct Consumer : Passes<Config> {
         const bool seen = solve.omega[r] > 0;
         const float whole = ceilf(shift[r]);
         p.saved.max[index] = !good[r] ? NAN : seen ? bounds[r] + whole : 0.0f;
-        p.saved.omega[index] =
-            !good[r] ? NAN
-                     : seen ? ldexpf(solve.omega[r] / kWeightScale, solve.loose[r]) * exp2f(shift[r] - whole) : 0.0f;
+        p.saved.omega[index] = !good[r] ? NAN
+                               : seen ? ldexpf(solve.omega[r] / kWeightScale, solve.loose[r]) * exp2f(shift[r] - whole)
+                                      : 0.0f;
       }
     }
     sync_group();  // the scales of the queries have been read by all
@@ -239,7 +239,7 @@ struct Consumer : Passes<Config> {
     SolveMemory::store(row_state(), solve, lane);
     if constexpr (Config::kCached) fence_async_proxy_global();  // the copy engine will read the weights
     const auto check = [&](int r) {
-      return solve.active[r] && StepCheck::needed(balance[r], solve.rr_start[r], solve.ridge[r], kDim);
+      return solve.active[r] && StepCheck::needed(balance[r], solve.rr_start[r], solve.ridge[r]);
     };
     return {solve.active[0] || solve.active[1], check(0) || check(1)};
   }
@@ -281,8 +281,7 @@ struct Consumer : Passes<Config> {
                                         bool checked) {
     for (int pass = 0; more; ++pass) {
       const bool two_parts = pass < split;
-      const StepCheck check{StepCheck::strict_of(kDim), two_parts ? INFINITY : StepCheck::most_of(kDim, pass),
-                            kGroupBarrier + group};
+      const StepCheck check{two_parts ? INFINITY : StepCheck::most_of(pass), kGroupBarrier + group};
       const StepEnd end = iterate<kBackward>(direction, d, live, two_parts,
                                              !kBackward && checked && pass < StepCheck::kPasses ? &check : nullptr);
       // The same in all threads, which the compiler must know: what it decides has products in it.
