@@ -1,0 +1,63 @@
+// Everything the decode kernels are told, by value.
+#pragma once
+
+#include <cstdint>
+
+#include "core/problem.hpp"
+
+namespace lla::cuda::sm90::decode {
+
+// Where the keys of a sequence lie. Key j: page table[j / page_size], slot j % page_size; without a table the
+// sequence's own stretch of the cache, which then is one page.
+struct Cache {
+  core::Operand k, v;  // stride[0]: page, or sequence without a table
+  const int32_t *lengths, *first_key, *table;
+  int64_t table_stride;
+  int32_t page_size, pages;
+  int32_t max_length;
+  bool vectors;  // rows are contiguous, 16-byte aligned and within 2^32 x 16 bytes: copied in 16-byte pieces
+};
+
+struct Params {
+  Cache cache;
+  core::Operand q, o, ridge, x;
+  const int32_t* cu_q;
+  core::RowOutputs info;
+  int32_t batch, heads_q, group, seqlen_q, total_q;
+  int32_t dim, value_dim;
+  int32_t left, right;  // window; -1 unbounded
+  float half_scale;     // scale log2(e) / 2: logits in units of sqrt(w)
+  int32_t most_rows;    // a sequence with more rows per key head is left to the forward
+  int32_t per_dim;      // ridge by dimension
+  // The part of the rows this launch works on, counted over all decoded sequences.
+  int32_t first_row, row_count;
+  // workspace
+  float* slots;
+  struct RowRecord* records;
+  int32_t* live_rows;
+};
+
+// Which partial sums make a row: slots [row + first, row + last].
+struct RowRecord {
+  int32_t first, last;  // blocks
+  int32_t batch, head, index;
+  int32_t invalid;  // the sequence is not usable: NaN
+};
+
+// A slot, in floats: head, vectors (reference key, sums of keys and values, heaviest key and value), then the matrix
+// in the order the multiplying threads hold it.
+struct SlotHead {
+  int32_t matrix_max[2];  // integer maximum the matrix of each multiplying warpgroup is relative to
+  int32_t sums_max;
+  float omega;
+  int32_t heaviest_max;
+  float heaviest_omega;  // 0: no key
+  float key_scale, value_scale;
+  int32_t invalid;
+};
+inline constexpr int kSlotHead = 16;
+constexpr int slot_matrix(int dim) { return kSlotHead + 5 * dim; }
+constexpr int matrix_floats(int dim) { return dim == 128 ? 64 * (256 + 192) : 64 * 128; }
+constexpr int slot_floats(int dim) { return slot_matrix(dim) + matrix_floats(dim); }
+
+}  // namespace lla::cuda::sm90::decode

@@ -1,0 +1,70 @@
+// The streaming kernel: one pass over the cache, a partial sum per unit.
+#pragma once
+
+#include "cuda/sm90/decode/multiply.cuh"
+#include "cuda/sm90/decode/unit.cuh"
+
+namespace lla::cuda::sm90::decode {
+
+template <class C>
+__device__ __forceinline__ void convert(Shared<C>& s, const Params& p, int thread) {
+  Converter<C> c(s, p, thread);
+  Walk walk = find_start(p, blockIdx.x, gridDim.x);
+  uint32_t tiles_done = 0, fills = 0;
+  while (walk.left > 0) {
+    const Unit u = take(p, walk);
+    if (thread == 0) {
+      RowRecord& record = p.records[u.local];
+      if (u.first) {
+        record.first = blockIdx.x;
+        record.batch = u.batch, record.head = u.head, record.index = u.index;
+        record.invalid = u.invalid;
+      }
+      if (u.last) record.last = blockIdx.x;
+    }
+    run_unit<C>(c, u, u.local + static_cast<int>(blockIdx.x), tiles_done, fills);
+  }
+  if (static_cast<uint32_t>(c.group) == (tiles_done & 1)) {
+    s.empty[c.group].wait((fills & 1) ^ 1);
+    if (c.lane == 0 && c.warp % 4 == 0) s.head[c.group].flags = kStop;
+    __syncwarp();
+    s.full[c.group].arrive_for_warp();
+  }
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, 1) stream_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  Shared<C>& s = *reinterpret_cast<Shared<C>*>(memory);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      s.full[i].init(4 * kWarpArrivals);
+      s.empty[i].init(4 * C::kMultipliers * kWarpArrivals);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+  wait_for_last_kernel();
+  let_next_kernel_begin();
+  const int group = threadIdx.x / 128;
+  if constexpr (C::kMultipliers == 2) {
+    if (group == 0) {
+      take_registers<160>();
+      multiply<C, 0>(s, p);
+    } else if (group == 1) {
+      take_registers<128>();
+      multiply<C, 1>(s, p);
+    } else {
+      give_registers<112>();
+      convert<C>(s, p, threadIdx.x - 256);
+    }
+  } else {
+    if (group == 0) {
+      multiply<C, 0>(s, p);
+    } else {
+      convert<C>(s, p, threadIdx.x - 128);
+    }
+  }
+}
+
+}  // namespace lla::cuda::sm90::decode
