@@ -11,7 +11,7 @@ namespace lla::cuda::sm90::decode {
 
 inline constexpr float kRootExponent = 8;  // r = 2^8 at the maximum
 inline constexpr float kSlack = 3;         // bits a logit may exceed the maximum by
-inline constexpr int kMostRedos = 4;
+inline constexpr int kMostRedos = 2;
 inline constexpr int kRedoBits = 8;
 
 __device__ __forceinline__ void converters_sync() { named_sync(kConverterBarrier, kConverterThreads); }
@@ -48,12 +48,8 @@ struct Converter {
   // Key (of the sixteen) that element j of a quadruple belongs to: 2t, 2t + 1, 2t + 8, 2t + 9.
   __device__ __forceinline__ int key_at(int j) const { return (j / 2) * 8 + (lane % 4) * 2 + j % 2; }
 
-  // The address this lane gives for the matrices of chunks 0 and 1 (keys 0-7, 8-15 of each); of chunks 2i, 2i + 1 it
-  // is that ^ 32 i.
-  __device__ __forceinline__ uint32_t raw_address(const unsigned char* rows) const {
-    return opaque(shared_address(rows) + raw_offset<C>(lane % 16, lane / 16));
-  }
-  // The same in the stage: ^ 32 (i % 4), and + kPartBytes (i / 4); values follow the keys.
+  // Where this lane writes chunks 0 and 1 into the stage; of chunks 2i, 2i + 1 it is that ^ 32 (i % 4), and
+  // kPartBytes (i / 4) further; values follow the keys.
   __device__ __forceinline__ uint32_t staged_address() const {
     const int row = (warp % 4) * kWarpKeys + lane % 16;
     return opaque(shared_address(s.stage[group]) + row * 128 + ((lane / 16) ^ (row & 7)) * 16);
@@ -62,18 +58,17 @@ struct Converter {
     return (start ^ (32 * (i % 4))) + (which * (C::kDim / 64) + i / 4) * C::kPartBytes;
   }
 
-  // Half logits of this thread's four keys; keys at `count` and beyond, and `hidden`, are not seen. With kKeep the
-  // scaled, centred keys as fp16 pairs.
+  // Half logits of this thread's four keys of those in `seen`. With kKeep the scaled, centred keys as fp16 pairs.
   template <bool kKeep>
   __device__ __forceinline__ void logits(float (&logit)[4], uint32_t (&pairs)[2 * C::kChunks],
-                                         const unsigned char* rows, int count, int hidden) const {
+                                         const unsigned char* rows, uint32_t seen) const {
 #pragma unroll
     for (int j = 0; j < 4; ++j) logit[j] = 0;
-    const uint32_t from = raw_address(rows);
+    const uint32_t from = raw_start(rows);
 #pragma unroll
     for (int i = 0; i < C::kChunks / 2; ++i) {
       uint32_t raw[4];
-      load_transposed(raw, from ^ (32 * i));
+      load_transposed(raw, raw_at(from, i));
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         const float2 qc = s.query_centre[8 * (2 * i + c) + lane / 4];
@@ -91,8 +86,7 @@ struct Converter {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       logit[j] = column_sum(logit[j]);
-      const int key = key_at(j);
-      if (key >= count || key == hidden) logit[j] = -INFINITY;
+      if (!(seen >> key_at(j) & 1)) logit[j] = -INFINITY;
     }
   }
   __device__ __forceinline__ static float largest(const float (&logit)[4]) {
@@ -100,8 +94,8 @@ struct Converter {
   }
 
   // Changes places: the key with the largest logit leaves the tile, the heaviest so far (if any) takes its place.
-  // Returns the key whose place is empty now, or -1.
-  __device__ __forceinline__ int exchange(unsigned char (&raw)[2][C::kRawBytes], const float (&logit)[4], float largest) {
+  // Returns the key whose place is empty now, as a bit, or 0.
+  __device__ __forceinline__ uint32_t exchange(unsigned char (&raw)[2][C::kRawBytes], const float (&logit)[4], float largest) {
     int key = 99;
 #pragma unroll
     for (int j = 3; j >= 0; --j) key = logit[j] == largest ? key_at(j) : key;
@@ -109,32 +103,29 @@ struct Converter {
     key = min(key, __shfl_xor_sync(0xffffffffu, key, 2));
     for (int which = 0; which < 2; ++which) {
       for (int word = lane; word < C::kDim / 2; word += 32) {
-        uint32_t& in_tile = *reinterpret_cast<uint32_t*>(raw[which] + raw_offset<C>(key, word / 4) + word % 4 * 4);
+        uint32_t& in_tile = *reinterpret_cast<uint32_t*>(raw[which] + raw_offset(key, word / 4) + word % 4 * 4);
         uint32_t& apart = reinterpret_cast<uint32_t*>(s.heaviest[warp][which])[word];
         const uint32_t old = apart;
         apart = in_tile;
         in_tile = heaviest > -INFINITY ? old : 0;
       }
     }
-    const int hidden = heaviest > -INFINITY ? -1 : key;
+    const uint32_t empty = heaviest > -INFINITY ? 0 : 1u << key;
     heaviest = largest;
+    fence_async_proxy();  // the copy engine writes here next
     __syncwarp();
-    return hidden;
+    return empty;
   }
 
   // One tile's sixteen keys of this warp into the stage. `parity`: of the stage's becoming empty.
   template <bool kApart>
-  __device__ __forceinline__ void tile(unsigned char (&raw)[2][C::kRawBytes], int count, uint32_t skip, uint32_t parity,
-                                       int flags, int slot) {
+  __device__ __forceinline__ void tile(unsigned char (&raw)[2][C::kRawBytes], uint32_t seen, uint32_t parity, int flags,
+                                       int slot) {
     uint32_t pairs[2 * C::kChunks];
     float logit[4];
-    int hidden = -1;
+#pragma unroll 1
     for (;;) {
-      logits<true>(logit, pairs, raw[0], count, hidden);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        if (skip >> key_at(j) & 1) logit[j] = -INFINITY;
-      }
+      logits<true>(logit, pairs, raw[0], seen);
       const float largest_here = largest(logit);
       if (!kApart || !(largest_here > heaviest)) {
         if (largest_here > static_cast<float>(max) + kSlack) {
@@ -147,7 +138,7 @@ struct Converter {
         }
         break;
       }
-      hidden = exchange(raw, logit, largest_here);
+      seen &= ~exchange(raw, logit, largest_here);
     }
     float r[4];
     uint32_t roots[2];
@@ -160,7 +151,7 @@ struct Converter {
       omega = fmaf(rounded.x, rounded.x, fmaf(rounded.y, rounded.y, omega));
     }
     s.empty[group].wait(parity);
-    const uint32_t staged = staged_address(), values = raw_address(raw[1]);
+    const uint32_t staged = staged_address(), values = raw_start(raw[1]);
 #pragma unroll
     for (int i = 0; i < C::kChunks / 2; ++i) {
 #pragma unroll
@@ -183,7 +174,7 @@ struct Converter {
 #pragma unroll
     for (int i = 0; i < C::kChunks / 2; ++i) {
       uint32_t v[4];
-      load_transposed(v, values ^ (32 * i));
+      load_transposed(v, raw_at(values, i));
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
         float sum = value_sums[2 * i + c];

@@ -1,6 +1,8 @@
 // Everything the decode kernels are told, by value.
 #pragma once
 
+#include <cuda.h>
+
 #include <cstdint>
 
 #include "core/problem.hpp"
@@ -15,10 +17,13 @@ struct Cache {
   int64_t table_stride;
   int32_t page_size, pages;
   int32_t max_length;
-  bool vectors;  // rows are contiguous, 16-byte aligned and within 2^32 x 16 bytes: copied in 16-byte pieces
+  int32_t box;   // keys the copy engine takes at a time: 16, or what divides the page size
+  bool vectors;  // rows are contiguous and 16-byte aligned: the copy engine takes them
 };
 
 struct Params {
+  // The cache for the copy engine: (channel, head, slot, page) in boxes of 64 channels and `box` slots.
+  alignas(64) CUtensorMap key_map, value_map;
   Cache cache;
   core::Operand q, o, ridge, x;
   const int32_t* cu_q;
@@ -41,6 +46,7 @@ struct Params {
 struct RowRecord {
   int32_t first, last;  // blocks
   int32_t batch, head, index;
+  int32_t position;  // of the query in q
   int32_t invalid;  // the sequence is not usable: NaN
 };
 
@@ -59,5 +65,8 @@ inline constexpr int kSlotHead = 16;
 constexpr int slot_matrix(int dim) { return kSlotHead + 5 * dim; }
 constexpr int matrix_floats(int dim) { return dim == 128 ? 64 * (256 + 192) : 64 * 128; }
 constexpr int slot_floats(int dim) { return slot_matrix(dim) + matrix_floats(dim); }
+// With x given a slot has no matrix: head, Σ w v and Σ w e v.
+inline constexpr int kGivenHead = 8;
+constexpr int given_slot_floats(int dim) { return kGivenHead + 2 * dim; }
 
 }  // namespace lla::cuda::sm90::decode

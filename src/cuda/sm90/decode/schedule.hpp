@@ -11,6 +11,10 @@ namespace lla::cuda::sm90::decode {
 
 inline constexpr int kGranule = 128;  // keys
 
+// Tiles begin at multiples of this, so that no copy of several keys leaves its page.
+inline constexpr int kAlign = 16;
+constexpr int32_t aligned(int32_t key) { return key / kAlign * kAlign; }
+
 struct Keys {
   int32_t begin, end;
 };
@@ -35,27 +39,34 @@ constexpr Keys keys_of(const Params& p, const Sequence& s, int32_t i) {
   return {begin, end < begin ? begin : end};
 }
 
-constexpr Sequence sequence_at(const Params& p, int32_t b) {
+// Where the rows of the next sequence begin, whatever cu_q holds (core::rows_before). Pass it on from b to b + 1.
+constexpr int32_t rows_claimed(const Params& p, int32_t claimed, int32_t b) {
+  return p.cu_q && p.cu_q[b + 1] > claimed ? p.cu_q[b + 1] : claimed;
+}
+
+// Sequence b, as core::sequence has it; `claimed`: rows_claimed of those before.
+constexpr Sequence sequence_at(const Params& p, int32_t b, int32_t claimed) {
   Sequence s{};
-  s.start_q = p.cu_q ? p.cu_q[b] : 0;
-  s.length_q = p.cu_q ? p.cu_q[b + 1] - s.start_q : p.seqlen_q;
-  if (p.cu_q && (s.start_q < 0 || s.length_q <= 0 || p.cu_q[b + 1] > p.total_q)) {
-    s.length_q = 0;  // flat, decreasing or outside: it has no rows
-    return s;
-  }
+  s.length_q = p.seqlen_q;
   s.length = p.cache.lengths[b];
   const int32_t first = p.cache.first_key ? p.cache.first_key[b] : 0;
-  s.invalid = s.length < 0 || s.length > p.cache.max_length || first < 0 || s.length_q > p.seqlen_q;
+  s.invalid = s.length < 0 || s.length > p.cache.max_length || first < 0;
+  if (p.cu_q) {
+    s.start_q = claimed < p.total_q ? claimed : p.total_q;
+    s.length_q = clamp_to(p.cu_q[b + 1], s.start_q, p.total_q) - s.start_q;
+    s.invalid = s.invalid || p.cu_q[b] != s.start_q || p.cu_q[b + 1] != s.start_q + s.length_q || s.length_q > p.seqlen_q;
+  }
   if (s.invalid) s.length = 0;
   s.first = first < 0 ? 0 : first < s.length ? first : s.length;
-  if (s.length_q * p.group > p.most_rows) return s;
+  if (s.length_q == 0 || int64_t{s.length_q} * p.group > p.most_rows) return s;
   s.rows = s.length_q * p.heads_q;
-  int32_t most = 0;
   const Keys a = keys_of(p, s, 0), z = keys_of(p, s, s.length_q - 1);
-  most = a.end - a.begin > z.end - z.begin ? a.end - a.begin : z.end - z.begin;
+  const int32_t keys_a = a.end - aligned(a.begin), keys_z = z.end - aligned(z.begin);
+  int32_t most = keys_a > keys_z ? keys_a : keys_z;
   if (s.length_q > 1 && p.left >= 0) {  // rows in the middle may see more than both ends
     const int64_t window = p.right < 0 ? s.length : int64_t{p.left} + p.right + 1;
-    most = clamp_to(window, most, s.length - s.first);
+    const int32_t all = s.length - aligned(s.first);
+    most = clamp_to(window + kAlign, most < all ? most : all, all);
   }
   s.granules = most > 0 ? (most + kGranule - 1) / kGranule : 1;
   return s;
@@ -79,6 +90,10 @@ constexpr RowShare row_share(const Params& p, int32_t before, int32_t rows) {
   return {begin, end - begin};
 }
 
+// Blocks that get a share, each at least one granule: a row's parts are then those of consecutive blocks.
+constexpr int working_blocks(int64_t granules, int blocks) {
+  return granules < blocks ? static_cast<int>(granules) : blocks;
+}
 constexpr int64_t share_begin(int64_t granules, int block, int blocks) { return granules * block / blocks; }
 
 }  // namespace lla::cuda::sm90::decode

@@ -15,7 +15,6 @@ inline constexpr int kConverterWarps = 8;
 inline constexpr int kConverterThreads = kConverterWarps * 32;
 inline constexpr int kStages = 2;      // one for each group of converters
 inline constexpr int kRestart = 16;    // tiles after which accumulators start anew: 1,024 keys
-inline constexpr int kRawSlots = 2;
 inline constexpr int kConverterBarrier = 1;  // named
 
 template <int kDim_, bool kBf16_>
@@ -26,6 +25,7 @@ struct Config {
   static constexpr int kMultipliers = kDim / 64;  // warpgroups
   static constexpr int kThreads = kConverterThreads + 128 * kMultipliers;
   static constexpr int kRawBytes = kWarpKeys * kDim * 2;       // keys (or values) of a warp
+  static constexpr int kRawSlots = kDim == 128 ? 2 : 4;
   static constexpr int kPartBytes = kTileKeys * 128;           // 64 columns of a stage
   static constexpr int kStageBytes = kPartBytes * 2 * (kDim / 64);
 };
@@ -40,7 +40,7 @@ struct TileHead {
 template <class C>
 struct Shared {
   alignas(1024) unsigned char stage[kStages][C::kStageBytes];
-  alignas(256) unsigned char raw[kConverterWarps][kRawSlots][2][C::kRawBytes];
+  alignas(1024) unsigned char raw[kConverterWarps][C::kRawSlots][2][C::kRawBytes];
   alignas(16) unsigned char heaviest[kConverterWarps][2][C::kDim * 2];
   float2 query_centre[C::kDim];  // query in logit units, scaled reference key
   float centre[C::kDim];
@@ -52,6 +52,7 @@ struct Shared {
   int32_t start[4];
   TileHead head[kStages];
   Barrier full[kStages], empty[kStages];
+  Barrier loaded[kConverterWarps][C::kRawSlots];
 };
 
 template <bool kBf16>
@@ -84,12 +85,6 @@ __device__ __forceinline__ void store_transposed(uint32_t address, uint32_t a, u
                "r"(c), "r"(d)
                : "memory");
 }
-template <int kPending>
-__device__ __forceinline__ void wait_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
 // 4^exponent, 0 where that is too small for a float; `exponent` is below 64.
 __device__ __forceinline__ float four_to(int exponent) {
   const int e = 2 * exponent + 127;

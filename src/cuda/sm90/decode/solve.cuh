@@ -6,8 +6,8 @@
 
 #include "cuda/common/convert.cuh"
 #include "cuda/sm90/decode/factor.cuh"
-#include "cuda/sm90/decode/schedule.hpp"
 #include "cuda/sm90/decode/shared.cuh"
+#include "cuda/sm90/decode/walk.cuh"
 
 namespace lla::cuda::sm90::decode {
 
@@ -203,8 +203,6 @@ struct RowSolve {
     }
   }
 
-  __device__ int64_t position() const { return (p.cu_q ? p.cu_q[record.batch] : 0) + int64_t{record.index}; }
-
   // Ridge, right-hand side and limits of the pivots. By the first block.
   __device__ void prepare(DType dtype) {
     Matrix<kDim>& m = s.matrix;
@@ -212,9 +210,8 @@ struct RowSolve {
     const int d = thread;
     bool removed = false, bad = false;
     if (d < kDim) {
-      const int64_t at_q = record.batch * p.q.stride[0] + position() * p.q.stride[1] + record.head * p.q.stride[2];
-      const int64_t at_ridge =
-          record.batch * p.ridge.stride[0] + position() * p.ridge.stride[1] + record.head * p.ridge.stride[2];
+      const int64_t at_q = row_offset(p.q, record.batch, record.position, record.head);
+      const int64_t at_ridge = row_offset(p.ridge, record.batch, record.position, record.head);
       float ridge = INFINITY, q = 0;
       if (d < p.dim) {
         ridge = static_cast<const float*>(p.ridge.data)[at_ridge + d * p.ridge.stride[3]];
@@ -227,7 +224,8 @@ struct RowSolve {
       m.at[kDim][d] = removed ? 0 : (q - vector(0, 0)[d]) * key_scale - mean;
       m.at[kDim + 1][d] = m.at[kDim + 2][d] = m.at[kDim + 3][d] = 0;
       m.at[d][d] = removed ? 1 : diagonal + scaled;
-      m.start[d] = removed ? 1 : fmaf(mean, mean, diagonal) + scaled;
+      // What rounding is relative to: the sums before the mean was taken off.
+      m.start[d] = removed ? 1 : fmaf(stream / total * s.stream_mean[d], s.stream_mean[d], diagonal) + scaled;
       m.drop[d] = ridge > 0 ? 20 : 16;
       s.x[d] = removed;
     }
@@ -302,19 +300,11 @@ struct RowSolve {
     store(j, nan ? NAN : total == 0 ? 0.0f : o);
   }
   __device__ void store(int j, float o) {
-    const int64_t at = record.batch * p.o.stride[0] + position() * p.o.stride[1] + record.head * p.o.stride[2];
+    const int64_t at = row_offset(p.o, record.batch, record.position, record.head);
     store_as(p.o.data, p.o.dtype, at + j * p.o.stride[3], o);
   }
-  __device__ void report(int32_t status) const {
-    const int64_t row = p.cu_q ? record.head * int64_t{p.total_q} + position()
-                               : (int64_t{record.batch} * p.heads_q + record.head) * p.seqlen_q + record.index;
-    if (p.info.iterations) p.info.iterations[row] = -1;
-    if (p.info.residual) p.info.residual[row] = -1;
-    if (p.info.status) p.info.status[row] = status;
-  }
+  __device__ void report(int32_t status) const { report_row(p, record, status); }
 };
-
-inline constexpr int32_t kRowInvalid = 5;
 
 template <int kDim, bool kBf16, int kCluster>
 __global__ void __launch_bounds__(kSolveThreads) solve_kernel(const __grid_constant__ Params p) {
@@ -333,7 +323,7 @@ __global__ void __launch_bounds__(kSolveThreads) solve_kernel(const __grid_const
   if (invalid) {
     if (rank == 0) {
       for (int j = threadIdx.x; j < p.value_dim; j += kSolveThreads) solve.store(j, NAN);
-      if (threadIdx.x == 0) solve.report(kRowInvalid);
+      if (threadIdx.x == 0) solve.report(LLA_ROW_INVALID);
     }
     return;
   }

@@ -9,20 +9,13 @@ namespace lla::cuda::sm90::decode {
 template <class C>
 __device__ __forceinline__ void convert(Shared<C>& s, const Params& p, int thread) {
   Converter<C> c(s, p, thread);
+  Ring<C> ring{s.raw[c.warp], s.loaded[c.warp]};
   Walk walk = find_start(p, blockIdx.x, gridDim.x);
   uint32_t tiles_done = 0, fills = 0;
   while (walk.left > 0) {
     const Unit u = take(p, walk);
-    if (thread == 0) {
-      RowRecord& record = p.records[u.local];
-      if (u.first) {
-        record.first = blockIdx.x;
-        record.batch = u.batch, record.head = u.head, record.index = u.index;
-        record.invalid = u.invalid;
-      }
-      if (u.last) record.last = blockIdx.x;
-    }
-    run_unit<C>(c, u, u.local + static_cast<int>(blockIdx.x), tiles_done, fills);
+    if (thread == 0) record_row(p, u, blockIdx.x);
+    run_unit<C>(c, ring, u, u.local + static_cast<int>(blockIdx.x), tiles_done, fills);
   }
   if (static_cast<uint32_t>(c.group) == (tiles_done & 1)) {
     s.empty[c.group].wait((fills & 1) ^ 1);
@@ -41,6 +34,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) stream_kernel(const __grid_con
       s.full[i].init(4 * kWarpArrivals);
       s.empty[i].init(4 * C::kMultipliers * kWarpArrivals);
     }
+    for (int i = 0; i < kConverterWarps * C::kRawSlots; ++i) s.loaded[0][i].init(1);
     barrier_init_fence();
   }
   __syncthreads();

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cuda/sm90/decode/convert.cuh"
-#include "cuda/sm90/decode/walk.cuh"
 #include "cuda/sm90/scale.hpp"
 
 namespace lla::cuda::sm90::decode {
@@ -10,7 +9,7 @@ namespace lla::cuda::sm90::decode {
 template <class C>
 __device__ __forceinline__ float query_element(const Params& p, const Unit& u, int d) {
   if (d >= p.dim) return 0;
-  const int64_t at = u.batch * p.q.stride[0] + u.position * p.q.stride[1] + u.head * p.q.stride[2] + d * p.q.stride[3];
+  const int64_t at = row_offset(p.q, u.batch, u.position, u.head) + d * p.q.stride[3];
   const uint16_t bits = static_cast<const uint16_t*>(p.q.data)[at];
   return C::kBf16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16) : __half2float(__ushort_as_half(bits));
 }
@@ -22,23 +21,16 @@ struct UnitRun {
   const Params& p;
   const Unit& u;
   const Source from;
+  Ring<C>& ring;
   bool invalid = false;
 
-  __device__ __forceinline__ UnitRun(Converter<C>& converter, const Unit& unit)
-      : c(converter), s(converter.s), p(converter.p), u(unit), from{unit.batch, unit.head / converter.p.group} {}
-
-  __device__ __forceinline__ static int count_of(int first, int end) { return max(0, min(kWarpKeys, end - first)); }
-
-  __device__ __forceinline__ void load(unsigned char (&to)[2][C::kRawBytes], int first, int end, uint32_t start) {
-    if (p.cache.vectors) {
-      load_rows<C>(to, p, start);
-    } else {
-      load_rows_slowly<C>(to, p, from, first, count_of(first, end), invalid);
-    }
-  }
-  __device__ __forceinline__ uint32_t start_of(int first, int end) {
-    return p.cache.vectors ? row_start(p.cache, from, first, count_of(first, end), invalid) : ~0u;
-  }
+  __device__ __forceinline__ UnitRun(Converter<C>& converter, Ring<C>& warp_ring, const Unit& unit)
+      : c(converter),
+        s(converter.s),
+        p(converter.p),
+        u(unit),
+        from{unit.batch, unit.head / converter.p.group, unit.row},
+        ring(warp_ring) {}
 
   // Largest over all converting warps of what each warp brings.
   __device__ __forceinline__ float over_warps(float (&parts)[kConverterWarps], float mine) {
@@ -50,18 +42,23 @@ struct UnitRun {
     return all;
   }
 
-  // Keys [begin + 64 tile + 16 warp, ...) of the part.
   __device__ __forceinline__ int first_key(int tile) const {
-    return u.part.begin + tile * kTileKeys + (c.warp % 4) * kWarpKeys;
+    return u.start + tile * kTileKeys + (c.warp % 4) * kWarpKeys;
+  }
+  __device__ __forceinline__ int tiles() const {
+    return max(0, u.part.end - u.start + kTileKeys - 1) / kTileKeys;
+  }
+  __device__ __forceinline__ void ask(int tile) {
+    if (tile < tiles()) ring.ask(p, from, first_key(tile), u.part, invalid);
   }
 
   // The reference key, maximum and scales, from the row's first 128 keys: the same for all parts of a row. Needs the
-  // query in query_centre. Its copies are the oldest in flight; one more group may be.
-  __device__ void reference(unsigned char (&raw)[2][C::kRawBytes]) {
-    const int count = count_of(u.row.begin + c.warp * kWarpKeys, u.row.end);
+  // query in query_centre. Its tile is the next in the ring.
+  __device__ void reference(uint32_t seen) {
+    auto& raw = ring.take(seen);
     uint32_t unused[2 * C::kChunks];
     float logit[4];
-    c.template logits<false>(logit, unused, raw[0], count, -1);
+    c.template logits<false>(logit, unused, raw[0], seen);
     // Without the heaviest: of equals the first.
     const float top = over_warps(s.parts, Converter<C>::largest(logit));
     int key = kGranule;
@@ -90,7 +87,7 @@ struct UnitRun {
 #pragma unroll
     for (int i = 0; i < C::kChunks / 2; ++i) {
       uint32_t k[4];
-      load_transposed(k, c.raw_address(raw[0]) ^ (32 * i));
+      load_transposed(k, raw_at(raw_start(raw[0]), i));
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float2 a = widen_pair<C::kBf16>(k[2 * h]), b = widen_pair<C::kBf16>(k[2 * h + 1]);
@@ -114,15 +111,15 @@ struct UnitRun {
 #pragma unroll
     for (int i = 0; i < C::kChunks / 2; ++i) {
       uint32_t k[4], v[4];
-      load_transposed(k, c.raw_address(raw[0]) ^ (32 * i));
-      load_transposed(v, c.raw_address(raw[1]) ^ (32 * i));
+      load_transposed(k, raw_at(raw_start(raw[0]), i));
+      load_transposed(v, raw_at(raw_start(raw[1]), i));
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float centre = s.centre[8 * (2 * i + j / 2) + c.lane / 4];
         const float2 a = widen_pair<C::kBf16>(k[j]), b = widen_pair<C::kBf16>(v[j]);
         const int at = 2 * (j % 2);
-        if (c.key_at(at) < count) largest_key = fmaxf(largest_key, fabsf(a.x - centre));
-        if (c.key_at(at + 1) < count) largest_key = fmaxf(largest_key, fabsf(a.y - centre));
+        if (seen >> c.key_at(at) & 1) largest_key = fmaxf(largest_key, fabsf(a.x - centre));
+        if (seen >> c.key_at(at + 1) & 1) largest_key = fmaxf(largest_key, fabsf(a.y - centre));
         largest_value = fmaxf(largest_value, fmaxf(fabsf(b.x), fabsf(b.y)));
       }
     }
@@ -180,58 +177,44 @@ struct UnitRun {
 
   // All tiles of the part and the one that takes the warps' lesser heaviest keys. Returns whether to do it again with
   // smaller scales. `tiles_done`: of the block, so far; `fills`: of this group's stage.
-  __device__ bool stream(bool fresh, bool last_attempt, int slot, uint32_t tiles_done, uint32_t& fills) {
-    const int tiles = (u.part.end - u.part.begin + kTileKeys - 1) / kTileKeys;
+  // The group's first tile is asked for already.
+  __device__ bool stream(bool last_attempt, int slot, uint32_t tiles_done, uint32_t& fills) {
+    const int tiles = this->tiles();
     const int own = (c.group - tiles_done) & 1;  // first tile of this group
-    auto& raw = s.raw[c.warp];
-    const auto first_of = [&](int n) { return first_key(own + 2 * n); };
-    if (!fresh) {
-      load(raw[1], first_of(0), u.part.end, start_of(first_of(0), u.part.end));
-      commit_copies();
-    }
-    load(raw[0], first_of(1), u.part.end, start_of(first_of(1), u.part.end));
-    commit_copies();
-    uint32_t next = start_of(first_of(2), u.part.end);
     c.clear();
-    for (int n = 0, tile = own; tile < tiles; ++n, tile += 2) {
+#pragma unroll 1
+    for (int ahead = 1; ahead < C::kRawSlots; ++ahead) ask(own + 2 * ahead);
+#pragma unroll 1
+    for (int tile = own; tile < tiles; tile += 2) {
       if (tile >= kRestart && tile % kRestart < 2 && (tile | 1) < tiles) agree_on_maximum();
-      auto& here = raw[(n + 1) & 1];
-      wait_copies<1>();
-      __syncwarp();
-      c.template tile<true>(here, count_of(first_of(n), u.part.end), 0, (fills & 1) ^ 1, tile == 0 ? kFresh : 0, slot);
+      const uint32_t seen = seen_of(u.part, first_key(tile));
+      c.template tile<true>(ring.take(seen), seen, (fills & 1) ^ 1, tile == 0 ? kFresh : 0, slot);
       ++fills;
-      load(here, first_of(n + 2), u.part.end, next);
-      commit_copies();
-      next = start_of(first_of(n + 3), u.part.end);
+      ask(tile + 2 * C::kRawSlots);
     }
-    wait_copies<0>();
-    __syncwarp();
     if (c.lane == 0) s.heaviest_logit[c.warp] = c.heaviest;
     const bool again = named_any(kConverterBarrier, kConverterThreads, too_large()) && !last_attempt;
     if (static_cast<uint32_t>(c.group) == ((tiles_done + tiles) & 1)) {
       const int best = heaviest_warp();
-      load_rows<C>(raw[0], p, ~0u);
-      commit_copies();
-      wait_copies<0>();
+      auto& raw = ring.raw[0];  // nothing is in flight
+      Ring<C>::clear(raw, 0);
       __syncwarp();
-      uint32_t skip = 0;
+      uint32_t seen = 0;
       if (c.warp % 4 == 0) {
         for (int w = 0; w < kConverterWarps; ++w) {
-          if (w == best || !(s.heaviest_logit[w] > -INFINITY)) {
-            skip |= 1u << w;
-            continue;
-          }
+          if (w == best || !(s.heaviest_logit[w] > -INFINITY)) continue;
+          seen |= 1u << w;
           for (int which = 0; which < 2; ++which) {
             for (int word = c.lane; word < C::kDim / 2; word += 32) {
-              *reinterpret_cast<uint32_t*>(raw[0][which] + raw_offset<C>(w, word / 4) + word % 4 * 4) =
+              *reinterpret_cast<uint32_t*>(raw[which] + raw_offset(w, word / 4) + word % 4 * 4) =
                   reinterpret_cast<const uint32_t*>(s.heaviest[w][which])[word];
             }
           }
         }
+        fence_async_proxy();
         __syncwarp();
       }
-      c.template tile<false>(raw[0], c.warp % 4 == 0 ? kConverterWarps : 0, skip, (fills & 1) ^ 1,
-                             (tiles == 0 ? kFresh : 0) | (again ? kRedo : kEnd), slot);
+      c.template tile<false>(raw, seen, (fills & 1) ^ 1, (tiles == 0 ? kFresh : 0) | (again ? kRedo : kEnd), slot);
       ++fills;
     }
     return again;
@@ -250,7 +233,7 @@ struct UnitRun {
 
   // The sums of all warps, and what was kept apart, into the slot.
   __device__ void publish(float* slot) {
-    const auto sums_of = [&](int warp) { return reinterpret_cast<float*>(s.raw[warp][1][0]); };
+    const auto sums_of = [&](int warp) { return reinterpret_cast<float*>(s.raw[warp][1][0]); };  // nothing in flight
     float* const mine = sums_of(c.warp);
 #pragma unroll
     for (int i = 0; i < C::kChunks; ++i) {
@@ -297,39 +280,36 @@ struct UnitRun {
       head.key_scale = c.key_scale, head.value_scale = c.value_scale;
       head.invalid = wrong;
     }
+    fence_async_proxy();  // the copy engine writes where the sums are
     converters_sync();
   }
 };
 
 // One unit from start to end. `tiles_done` and `fills` as in stream.
 template <class C>
-__device__ __forceinline__ void run_unit(Converter<C>& c, const Unit& u, int slot, uint32_t& tiles_done,
+__device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C>& ring, const Unit& u, int slot, uint32_t& tiles_done,
                                          uint32_t& fills) {
   Shared<C>& s = c.s;
   const Params& p = c.p;
-  UnitRun<C> run(c, u);
+  UnitRun<C> run(c, ring, u);
   const int thread = c.warp * 32 + c.lane;
-  const int first = u.row.begin + c.warp * kWarpKeys;
-  run.load(s.raw[c.warp][0], first, u.row.end, run.start_of(first, u.row.end));
-  commit_copies();
-  const int own = run.first_key((c.group - tiles_done) & 1);
-  run.load(s.raw[c.warp][1], own, u.part.end, run.start_of(own, u.part.end));
-  commit_copies();
+  const int first = aligned(u.row.begin) + c.warp * kWarpKeys;
+  ring.ask(p, run.from, first, u.row, run.invalid);
+  run.ask((c.group - tiles_done) & 1);
   if (thread < C::kDim) s.query_centre[thread].x = query_element<C>(p, u, thread) * p.half_scale;
   converters_sync();
-  wait_copies<1>();
-  __syncwarp();
-  run.reference(s.raw[c.warp][0]);
-  const int tiles = (u.part.end - u.part.begin + kTileKeys - 1) / kTileKeys + 1;
+  run.reference(seen_of(u.row, first));
+#pragma unroll 1
   for (int attempt = 0;; ++attempt) {
     if (thread < C::kDim) s.query_centre[thread].y = s.centre[thread] * c.key_scale;
     converters_sync();
-    const bool again = run.stream(attempt == 0, attempt == kMostRedos, slot, tiles_done, fills);
-    tiles_done += tiles;
+    const bool again = run.stream(attempt == kMostRedos, slot, tiles_done, fills);
+    tiles_done += run.tiles() + 1;
     if (!again) break;
     c.key_scale *= 1.0f / (1 << kRedoBits);
     c.value_scale *= 1.0f / (1 << kRedoBits);
     converters_sync();
+    run.ask((c.group - tiles_done) & 1);
   }
   run.publish(p.slots + int64_t{slot} * slot_floats(C::kDim));
 }

@@ -14,11 +14,32 @@ __device__ __forceinline__ int64_t warp_prefix(int64_t x, int lane) {  // inclus
   return x;
 }
 
+__device__ __forceinline__ int32_t warp_prefix_max(int32_t x, int lane) {  // inclusive
+#pragma unroll
+  for (int by = 1; by < 32; by *= 2) {
+    const int32_t below = __shfl_up_sync(0xffffffffu, x, by);
+    if (lane >= by) x = max(x, below);
+  }
+  return x;
+}
+
+// Sequences [first, first + 32), one a lane; `claimed` moves on.
+__device__ __forceinline__ Sequence sequence_of_lane(const Params& p, int first, int lane, int32_t& claimed,
+                                                     int32_t& mine) {
+  const bool there = first + lane < p.batch;
+  const int32_t upto = warp_prefix_max(there ? rows_claimed(p, claimed, first + lane) : claimed, lane);
+  const int32_t below = __shfl_up_sync(0xffffffffu, upto, 1);
+  mine = lane == 0 ? claimed : below;
+  claimed = __shfl_sync(0xffffffffu, upto, 31);
+  return there ? sequence_at(p, first + lane, mine) : Sequence{};
+}
+
 // What a block has yet to do.
 struct Walk {
   int32_t batch, row;  // next unit: row of the sequence
   int32_t granule;     // its first
   int32_t before;      // decoded rows of the sequences before
+  int32_t claimed;     // rows_claimed of them
   int64_t left;        // granules; 0: nothing
 };
 
@@ -26,8 +47,9 @@ struct Walk {
 __device__ inline Walk find_start(const Params& p, int block, int blocks) {
   const int lane = threadIdx.x % 32;
   int64_t total = 0, rows = 0;
+  int32_t claimed = 0, mine_claimed = 0;
   for (int first = 0; first < p.batch; first += 32) {
-    const Sequence s = first + lane < p.batch ? sequence_at(p, first + lane) : Sequence{};
+    const Sequence s = sequence_of_lane(p, first, lane, claimed, mine_claimed);
     const int64_t upto = warp_prefix(s.rows, lane);
     const RowShare share = row_share(p, static_cast<int32_t>(rows + upto - s.rows), s.rows);
     total += __shfl_sync(0xffffffffu, warp_prefix(int64_t{share.count} * s.granules, lane), 31);
@@ -36,14 +58,16 @@ __device__ inline Walk find_start(const Params& p, int block, int blocks) {
   if (block == 0 && lane == 0) {
     *p.live_rows = clamp_to(rows - p.first_row, 0, p.row_count);
   }
-  const int64_t begin = share_begin(total, block, blocks), end = share_begin(total, block + 1, blocks);
   Walk walk{};
+  blocks = working_blocks(total, blocks);
+  if (block >= blocks) return walk;
+  const int64_t begin = share_begin(total, block, blocks), end = share_begin(total, block + 1, blocks);
   walk.left = end - begin;
   if (walk.left == 0) return walk;
   int64_t granules = 0;
-  rows = 0;
+  rows = 0, claimed = 0;
   for (int first = 0; first < p.batch; first += 32) {
-    const Sequence s = first + lane < p.batch ? sequence_at(p, first + lane) : Sequence{};
+    const Sequence s = sequence_of_lane(p, first, lane, claimed, mine_claimed);
     const int64_t upto = warp_prefix(s.rows, lane);
     const int32_t before = static_cast<int32_t>(rows + upto - s.rows);
     const RowShare share = row_share(p, before, s.rows);
@@ -60,6 +84,7 @@ __device__ inline Walk find_start(const Params& p, int block, int blocks) {
       walk.row = __shfl_sync(0xffffffffu, row, source);
       walk.granule = __shfl_sync(0xffffffffu, granule, source);
       walk.before = __shfl_sync(0xffffffffu, before, source);
+      walk.claimed = __shfl_sync(0xffffffffu, mine_claimed, source);
       return walk;
     }
     granules += __shfl_sync(0xffffffffu, sum, 31);
@@ -75,18 +100,20 @@ struct Unit {
   int32_t position;            // of the query in q
   int32_t local;               // row of this launch
   Keys row, part;
+  int32_t start;  // of the part's first tile, at or before its first key
   bool first, last;  // part of the row
   bool invalid;      // the sequence is not usable
 };
 
 // The next unit; moves on. Only where something is left.
 __device__ __forceinline__ Unit take(const Params& p, Walk& walk) {
-  Sequence s = sequence_at(p, walk.batch);
+  Sequence s = sequence_at(p, walk.batch, walk.claimed);
   RowShare share = row_share(p, walk.before, s.rows);
   while (walk.row >= share.skip + share.count) {  // on to the next sequence with rows in this launch
     walk.before += s.rows;
+    walk.claimed = rows_claimed(p, walk.claimed, walk.batch);
     ++walk.batch;
-    s = sequence_at(p, walk.batch);
+    s = sequence_at(p, walk.batch, walk.claimed);
     share = row_share(p, walk.before, s.rows);
     walk.row = share.skip;
     walk.granule = 0;
@@ -101,12 +128,36 @@ __device__ __forceinline__ Unit take(const Params& p, Walk& walk) {
   const int32_t count = static_cast<int32_t>(walk.left < s.granules - walk.granule ? walk.left : s.granules - walk.granule);
   u.first = walk.granule == 0;
   u.last = walk.granule + count == s.granules;
-  u.part.begin = min(u.row.begin + walk.granule * kGranule, u.row.end);
-  u.part.end = min(u.part.begin + count * kGranule, u.row.end);
+  u.start = aligned(u.row.begin) + walk.granule * kGranule;
+  u.part = {clamp_to(u.start, u.row.begin, u.row.end),
+            clamp_to(int64_t{u.start} + count * kGranule, u.row.begin, u.row.end)};
   walk.left -= count;
   walk.granule += count;
   if (walk.granule == s.granules) ++walk.row, walk.granule = 0;
   return u;
+}
+
+// Who has a row's first and last part, and what row it is.
+__device__ __forceinline__ void record_row(const Params& p, const Unit& u, int block) {
+  RowRecord& record = p.records[u.local];
+  if (u.first) {
+    record.first = block;
+    record.batch = u.batch, record.head = u.head, record.index = u.index, record.position = u.position;
+    record.invalid = u.invalid;
+  }
+  if (u.last) record.last = block;
+}
+
+__device__ __forceinline__ int64_t row_offset(const core::Operand& t, int batch, int position, int head) {
+  return batch * t.stride[0] + position * t.stride[1] + head * t.stride[2];
+}
+
+__device__ __forceinline__ void report_row(const Params& p, const RowRecord& r, int32_t status) {
+  const int64_t row = p.cu_q ? r.head * int64_t{p.total_q} + r.position
+                             : (int64_t{r.batch} * p.heads_q + r.head) * p.seqlen_q + r.index;
+  if (p.info.iterations) p.info.iterations[row] = -1;
+  if (p.info.residual) p.info.residual[row] = -1;
+  if (p.info.status) p.info.status[row] = status;
 }
 
 }  // namespace lla::cuda::sm90::decode
