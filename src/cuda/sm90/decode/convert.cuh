@@ -1,6 +1,6 @@
 // The converting warps: from raw keys and values to K'' = fp16(r (k - c)), V'' = fp16(r v), r = fp16(2^8 sqrt(w)).
 //
-// Each warp takes sixteen keys of a tile and keeps its own maximum, its own sums and its own heaviest key, which stays
+// Each warp takes sixteen keys of a tile and keeps its own maximum, its own sum of weights and its own heaviest key, which stays
 // out of the products; nothing passes between warps but at the ends of a unit and every 1,024 keys, so that bits do
 // not depend on who is first.
 #pragma once
@@ -35,8 +35,6 @@ struct Converter {
   Shared<C>& s;
   const Params& p;
   const int lane, warp, group;  // warp: of the eight; group: the stage it fills
-  // What a unit accumulates. Element i of the sums: column 8i + lane / 4, over this thread's keys.
-  float key_sums[C::kChunks], value_sums[C::kChunks];
   float omega;
   float heaviest;  // its half logit
   int max;
@@ -49,13 +47,25 @@ struct Converter {
   __device__ __forceinline__ int key_at(int j) const { return (j / 2) * 8 + (lane % 4) * 2 + j % 2; }
 
   // Where this lane writes chunks 0 and 1 into the stage; of chunks 2i, 2i + 1 it is that ^ 32 (i % 4), and
-  // kPartBytes (i / 4) further; values follow the keys.
+  // kPartBytes (i / 4) further.
   __device__ __forceinline__ uint32_t staged_address() const {
     const int row = (warp % 4) * kWarpKeys + lane % 16;
     return opaque(shared_address(s.stage[group]) + row * 128 + ((lane / 16) ^ (row & 7)) * 16);
   }
-  __device__ __forceinline__ static uint32_t staged_at(uint32_t start, int which, int i) {
-    return (start ^ (32 * (i % 4))) + (which * (C::kDim / 64) + i / 4) * C::kPartBytes;
+  __device__ __forceinline__ static uint32_t staged_at(uint32_t start, int part, int i) {
+    return (start ^ (32 * (i % 4))) + (part + i / 4) * C::kPartBytes;
+  }
+
+  // The roots' part: of each key a row of eight, the first of which counts. Lanes 0 to 15 write a key each.
+  __device__ __forceinline__ void store_roots(const uint32_t (&roots)[2]) const {
+    const int j = lane / 4;  // of this thread's four keys
+    const uint32_t pair = j / 2 == 0 ? roots[0] : roots[1];
+    const uint32_t root = j % 2 == 0 ? pair & 0xffff : pair >> 16;
+    const int row = (warp % 4) * kWarpKeys + key_at(j);
+    if (j < 4) {
+      *reinterpret_cast<uint4*>(s.stage[group] + C::kRootPart * C::kPartBytes + row * 128 + (row & 7) * 16) =
+          make_uint4(root, 0, 0, 0);
+    }
   }
 
   // Half logits of this thread's four keys of those in `seen`. With kKeep the scaled, centred keys as fp16 pairs.
@@ -130,10 +140,7 @@ struct Converter {
       if (!kApart || !(largest_here > heaviest)) {
         if (largest_here > static_cast<float>(max) + kSlack) {
           const int higher = static_cast<int>(ceilf(fminf(largest_here, 1e6f)));
-          const float factor = four_to(max - higher);
-#pragma unroll
-          for (int i = 0; i < C::kChunks; ++i) key_sums[i] *= factor, value_sums[i] *= factor;
-          omega *= factor;
+          omega *= four_to(max - higher);
           max = higher;
         }
         break;
@@ -155,39 +162,22 @@ struct Converter {
 #pragma unroll
     for (int i = 0; i < C::kChunks / 2; ++i) {
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        float sum = key_sums[2 * i + c];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          uint32_t& pair = pairs[4 * i + 2 * c + h];
-          pair = multiply_half_pairs(pair, roots[h]);
-          const float2 k = half_pair(pair);
-          sum = fmaf(r[2 * h], k.x, fmaf(r[2 * h + 1], k.y, sum));
-        }
-        key_sums[2 * i + c] = sum;
-      }
+      for (int e = 0; e < 4; ++e) pairs[4 * i + e] = multiply_half_pairs(pairs[4 * i + e], roots[e % 2]);
       store_transposed(staged_at(staged, 0, i), pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]);
     }
-    float scaled[4];
+    store_roots(roots);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) scaled[j] = r[j] * value_scale;
+    for (int j = 0; j < 4; ++j) r[j] *= value_scale;
 #pragma unroll
     for (int i = 0; i < C::kChunks / 2; ++i) {
       uint32_t v[4];
       load_transposed(v, raw_at(values, i));
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        float sum = value_sums[2 * i + c];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const float2 wide = widen_pair<C::kBf16>(v[2 * c + h]);
-          v[2 * c + h] = to_half_pair(wide.x * scaled[2 * h], wide.y * scaled[2 * h + 1]);
-          const float2 rounded = half_pair(v[2 * c + h]);
-          sum = fmaf(r[2 * h], rounded.x, fmaf(r[2 * h + 1], rounded.y, sum));
-        }
-        value_sums[2 * i + c] = sum;
+      for (int e = 0; e < 4; ++e) {
+        const float2 wide = widen_pair<C::kBf16>(v[e]);
+        v[e] = to_half_pair(wide.x * r[2 * (e % 2)], wide.y * r[2 * (e % 2) + 1]);
       }
-      store_transposed(staged_at(staged, 1, i), v[0], v[1], v[2], v[3]);
+      store_transposed(staged_at(staged, C::kValuePart, i), v[0], v[1], v[2], v[3]);
     }
     TileHead& head = s.head[group];
     if (lane == 0) {
@@ -200,8 +190,6 @@ struct Converter {
   }
 
   __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int i = 0; i < C::kChunks; ++i) key_sums[i] = value_sums[i] = 0;
     omega = 0;
     heaviest = -INFINITY;
   }

@@ -15,6 +15,7 @@ struct Matrix {
   float at[kDim + 4][kStride];
   float panel[kPanel][kStride];   // columns being eliminated, transposed: as they are
   float scaled[kPanel][kStride];  // and over their pivots
+  float lower[kPanel][kPanel];    // of the diagonal tile, transposed
   float inverse[kPanel];          // of the pivots; 0: dropped
   float start[kDim];              // the diagonal before anything was taken from it, uncentred
   int32_t drop[kDim];             // pivots at most 2^-drop of it are dropped
@@ -40,22 +41,27 @@ __device__ void factor(Matrix<kDim>& m) {
       }
       const float start = m.start[first + row];
       const float least = start * __int_as_float((127 - m.drop[first + row]) << 23);
-      float mine = 0;  // inverse of this row's pivot
+      float mine = 0, own_pivot = 0;  // of this row; mine: its inverse
 #pragma unroll
       for (int j = 0; j < kPanel; ++j) {
         const float pivot = __shfl_sync(0xffffffffu, v[j], j);
         const float limit = __shfl_sync(0xffffffffu, least, j);
-        const float inverse = pivot > limit ? __fdividef(1.0f, pivot) : pivot <= limit ? 0.0f : pivot;
-        if (row == j) mine = inverse, smallest = fminf(smallest, start > 0 ? v[j] / start : 1.0f);
+        float inverse;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(pivot));
+        inverse = pivot <= limit ? 0.0f : inverse;
+        mine = row == j ? inverse : mine;
+        own_pivot = row == j ? pivot : own_pivot;
         const float l = v[j] * inverse;
 #pragma unroll
         for (int k = j + 1; k < kPanel; ++k) v[k] = fmaf(-l, __shfl_sync(0xffffffffu, v[j], k), v[k]);
         v[j] = l;
       }
+      smallest = fminf(smallest, start > 0 ? own_pivot / start : 1.0f);
       if (lane < kPanel) {
         m.inverse[row] = mine;
 #pragma unroll
         for (int j = 0; j < kPanel; ++j) {
+          m.lower[j][row] = v[j];
           if (j < row) m.at[first + row][first + j] = v[j];
         }
       }
@@ -71,9 +77,15 @@ __device__ void factor(Matrix<kDim>& m) {
         u[j] = four.x, u[j + 1] = four.y, u[j + 2] = four.z, u[j + 3] = four.w;
       }
 #pragma unroll
-      for (int j = 0; j < kPanel; ++j) {
+      for (int e = 0; e < kPanel - 1; ++e) {
 #pragma unroll
-        for (int e = 0; e < j; ++e) u[j] = fmaf(-u[e], m.at[first + j][first + e], u[j]);
+        for (int j = (e + 1) / 4 * 4; j < kPanel; j += 4) {
+          const float4 l = *reinterpret_cast<const float4*>(&m.lower[e][j]);
+          if (j > e) u[j] = fmaf(-u[e], l.x, u[j]);
+          if (j + 1 > e) u[j + 1] = fmaf(-u[e], l.y, u[j + 1]);
+          if (j + 2 > e) u[j + 2] = fmaf(-u[e], l.z, u[j + 2]);
+          if (j + 3 > e) u[j + 3] = fmaf(-u[e], l.w, u[j + 3]);
+        }
       }
 #pragma unroll
       for (int j = 0; j < kPanel; ++j) {

@@ -81,12 +81,16 @@ struct GivenWarp {
     }
     largest = keys_max(largest);
     if (largest > max) {
-      if (max == -INFINITY) centre = keys_sum(e[0] + e[1] + e[2] + e[3]) / static_cast<float>(__popc(seen));
-      const float factor = max == -INFINITY ? 0 : exp2_fast(max - largest);
+      // E is taken relative to the heaviest key's: where that has nearly all the weight, nothing cancels.
+      float heaviest = -INFINITY;
 #pragma unroll
-      for (int i = 0; i < C::kChunks; ++i) plain[i] *= factor, with_e[i] *= factor;
-      omega *= factor, omega_e *= factor;
-      max = largest;
+      for (int j = 0; j < 4; ++j) heaviest = logit[j] == largest ? e[j] : heaviest;
+      heaviest = keys_max(heaviest);
+      const float factor = max == -INFINITY ? 0 : exp2_fast(max - largest), by = max == -INFINITY ? 0 : centre - heaviest;
+#pragma unroll
+      for (int i = 0; i < C::kChunks; ++i) with_e[i] = fmaf(by, plain[i], with_e[i]) * factor, plain[i] *= factor;
+      omega_e = fmaf(by, omega, omega_e) * factor, omega *= factor;
+      max = largest, centre = heaviest;
     }
     float w[4], we[4];
     const float base = max == -INFINITY ? 0 : max;
@@ -138,9 +142,8 @@ struct GivenWarp {
     if (lane == 0) s.heads[warp] = {max, omega, omega_e, centre, 0};
     const bool wrong = __syncthreads_or(invalid) || u.invalid;
     float top = -INFINITY, all = 0, all_e = 0, reference = 0;
-    for (int w = kConverterWarps - 1; w >= 0; --w) {
-      top = fmaxf(top, s.heads[w].max);
-      if (s.heads[w].max > -INFINITY) reference = s.heads[w].centre;
+    for (int w = 0; w < kConverterWarps; ++w) {
+      if (s.heads[w].max > top) top = s.heads[w].max, reference = s.heads[w].centre;
     }
     for (int d = threadIdx.x; d < 2 * C::kDim; d += kConverterThreads) {
       float sum = 0;
@@ -213,15 +216,13 @@ __global__ void __launch_bounds__(kDim) given_merge_kernel(const __grid_constant
   };
   float top = -INFINITY;
   bool invalid = record.invalid;
-  int first = -1;
+  float reference = 0;
 #pragma unroll 4
   for (int i = 0; i < parts; ++i) {
-    const GivenHead& h = head(i);
-    if (first < 0 && h.max > -INFINITY) first = i;
-    top = fmaxf(top, h.max);
+    const GivenHead h = head(i);
+    if (h.max > top) top = h.max, reference = h.centre;
     invalid |= h.invalid != 0;
   }
-  const float reference = first < 0 ? 0 : head(first).centre;
   float plain = 0, with_e = 0, omega = 0, omega_e = 0;
 #pragma unroll 4
   for (int i = 0; i < parts; ++i) {

@@ -36,7 +36,7 @@ Status launch_solved(const Launch& call) {
                                      sizeof(Shared<C>), call.stream, "launching the decode kernel", p));
     // Few rows have many parts each: a cluster puts them together.
     const bool few = p.row_count * 4 <= call.blocks;
-    return few ? launch_solve<kDim, kBf16, 8>(p, call.stream) : launch_solve<kDim, kBf16, 1>(p, call.stream);
+    return few ? launch_solve<kDim, kBf16, kDim / 16>(p, call.stream) : launch_solve<kDim, kBf16, 1>(p, call.stream);
   });
 }
 

@@ -1,4 +1,4 @@
-// The multiplying warpgroups: K''ᵀ [K'' | V''], without the block that is known by symmetry.
+// The multiplying warpgroups: V''ᵀ [K'' | r] and K''ᵀ [K'' | r], without the block that is known by symmetry.
 #pragma once
 
 #include "cuda/sm90/decode/shared.cuh"
@@ -9,16 +9,12 @@ namespace lla::cuda::sm90::decode {
 template <int kColumns>
 struct OuterProduct;
 template <>
-struct OuterProduct<128> {
-  using Atom = cute::SM90::GMMA::MMA_64x128x16_F32F16F16_SS<cute::SM90::GMMA::Major::MN, cute::SM90::GMMA::Major::MN>;
+struct OuterProduct<72> {
+  using Atom = cute::SM90::GMMA::MMA_64x72x16_F32F16F16_SS<cute::SM90::GMMA::Major::MN, cute::SM90::GMMA::Major::MN>;
 };
 template <>
-struct OuterProduct<192> {
-  using Atom = cute::SM90::GMMA::MMA_64x192x16_F32F16F16_SS<cute::SM90::GMMA::Major::MN, cute::SM90::GMMA::Major::MN>;
-};
-template <>
-struct OuterProduct<256> {
-  using Atom = cute::SM90::GMMA::MMA_64x256x16_F32F16F16_SS<cute::SM90::GMMA::Major::MN, cute::SM90::GMMA::Major::MN>;
+struct OuterProduct<136> {
+  using Atom = cute::SM90::GMMA::MMA_64x136x16_F32F16F16_SS<cute::SM90::GMMA::Major::MN, cute::SM90::GMMA::Major::MN>;
 };
 
 __device__ __forceinline__ void add_to_global(float4* at, float4 v) {
@@ -52,51 +48,52 @@ __device__ __forceinline__ void flush(float4* to, float (&acc)[kCount], bool fir
   }
 }
 
-// The products of sixteen keys. Warpgroup 0: keys' columns 0 to 63 times all columns; 1: 64 to 127 times all behind 63.
-// (A product 256 wide would need more registers than a kernel of four warpgroups starts with: it is made in two.)
+// What a warpgroup multiplies: values' rows 64 kGroup .. times all keys, and, at head dimension 128, warpgroup 0 the
+// second block of keys' rows, 1 the first.
 template <class C, int kGroup>
 struct Accumulators {
-  static constexpr bool kTwo = C::kDim == 128 && kGroup == 0;
-  static constexpr int kColumns = C::kDim == 128 && kGroup == 1 ? 192 : 128;
-  static constexpr int kFirst = kColumns / 2, kSecond = kTwo ? 64 : 4;
-  static constexpr int kFrom = kGroup == 0 ? 0 : 64 * 256;  // floats of the slot's matrix
-  using Atom = typename OuterProduct<kColumns>::Atom;
-  float first[kFirst], second[kSecond];
+  static constexpr int kKeyBlock = C::kDim == 64 ? 0 : 1 - kGroup;
+  static constexpr int kKeyParts = C::kKeyParts - kKeyBlock;  // of its columns
+  static constexpr int kValueColumns = C::kDim + 8, kKeyColumns = 64 * kKeyParts + 8;
+  using ValueAtom = typename OuterProduct<kValueColumns>::Atom;
+  using KeyAtom = typename OuterProduct<kKeyColumns>::Atom;
+  float values[kValueColumns / 2], keys[kKeyColumns / 2];
 
-  __device__ __forceinline__ void pin_all() {
-    pin(first);
-    if constexpr (kTwo) pin(second);
-  }
+  __device__ __forceinline__ void pin_all() { pin(values), pin(keys); }
   __device__ __forceinline__ void scale(float factor) {
 #pragma unroll
-    for (int i = 0; i < kFirst; ++i) first[i] *= factor;
-    if constexpr (kTwo) {
+    for (float& x : values) x *= factor;
 #pragma unroll
-      for (int i = 0; i < kSecond; ++i) second[i] *= factor;
-    }
+    for (float& x : keys) x *= factor;
   }
-  __device__ __forceinline__ void multiply(const detail::Operand& part, int k, bool add) {
+  __device__ __forceinline__ bool finite() const {
+    float sum = 0;  // 0 times what is not finite is NaN
+#pragma unroll
+    for (const float x : values) sum = fmaf(x, 0.0f, sum);
+#pragma unroll
+    for (const float x : keys) sum = fmaf(x, 0.0f, sum);
+    return sum == 0;
+  }
+  __device__ __forceinline__ void multiply(const detail::Operand& stage, int k, bool add) {
+    constexpr int kPart = C::kPartBytes / 16;
     const auto out = add ? detail::ScaleOut::One : detail::ScaleOut::Zero;
-    const uint64_t left = part.at(k * 128);
-    detail::issue_ss<Atom>(first, left, left, out, std::make_index_sequence<kFirst>{});
-    if constexpr (kTwo) {
-      detail::issue_ss<Atom>(second, left, part.at(k * 128 + 2 * C::kPartBytes / 16), out,
-                             std::make_index_sequence<kSecond>{});
-    }
+    detail::issue_ss<ValueAtom>(values, stage.at(k * 128 + (C::kValuePart + kGroup) * kPart), stage.at(k * 128), out,
+                                std::make_index_sequence<kValueColumns / 2>{});
+    const uint64_t from = stage.at(k * 128 + kKeyBlock * kPart);
+    detail::issue_ss<KeyAtom>(keys, from, from, out, std::make_index_sequence<kKeyColumns / 2>{});
   }
   __device__ __forceinline__ void add_to(float* matrix, bool fresh, int acc_max, int& slot_max) {
-    float4* const to = reinterpret_cast<float4*>(matrix + kFrom);
     int second_max = slot_max;
-    flush(to, first, fresh, acc_max, slot_max);
-    if constexpr (kTwo) flush(to + kFirst / 4 * 128, second, fresh, acc_max, second_max);
+    flush(reinterpret_cast<float4*>(matrix + value_block(C::kDim, kGroup).from), values, fresh, acc_max, slot_max);
+    flush(reinterpret_cast<float4*>(matrix + key_block(C::kDim, kKeyBlock).from), keys, fresh, acc_max, second_max);
   }
 };
 
 template <class C, int kGroup>
 __device__ __forceinline__ void multiply(Shared<C>& s, const Params& p) {
   Accumulators<C, kGroup> acc;
-  define(acc.first);
-  define(acc.second);
+  define(acc.values);
+  define(acc.keys);
   uint32_t stage = 0, parity = 0;
   int acc_max = 0, slot_max = 0, tiles = 0;
   bool fresh = true;
@@ -106,7 +103,7 @@ __device__ __forceinline__ void multiply(Shared<C>& s, const Params& p) {
     const int flags = head.flags, slot_index = head.slot;
     if (flags & kStop) break;
     if (flags & kFresh) fresh = true, tiles = 0;
-    const detail::Operand part(s.stage[stage] + kGroup * C::kPartBytes, C::kPartBytes);
+    const detail::Operand part(s.stage[stage], C::kPartBytes);
     if (tiles == 0) acc_max = head.max[0];
     const bool same = ((head.max[0] ^ acc_max) | (head.max[1] ^ acc_max) | (head.max[2] ^ acc_max) |
                        (head.max[3] ^ acc_max)) == 0;
@@ -135,14 +132,17 @@ __device__ __forceinline__ void multiply(Shared<C>& s, const Params& p) {
     }
     s.empty[stage].arrive_for_warp();
     ++tiles;
-    if (flags & kRedo) {
-      tiles = 0;
-    } else if (tiles == kRestart || (flags & kEnd)) {
+    if (tiles == kRestart || (flags & kEnd)) {
+      if (!acc.finite()) s.overflow = 1;
       float* const slot = p.slots + int64_t{slot_index} * slot_floats(C::kDim);
       acc.add_to(slot + slot_matrix(C::kDim), fresh, acc_max, slot_max);
       fresh = false;
       tiles = 0;
-      if ((flags & kEnd) && threadIdx.x % 128 == 0) reinterpret_cast<SlotHead*>(slot)->matrix_max[kGroup] = slot_max;
+      if (flags & kEnd) {
+        if (threadIdx.x % 128 == 0) reinterpret_cast<SlotHead*>(slot)->matrix_max[kGroup] = slot_max;
+        __syncwarp();
+        s.finished.arrive_for_warp();
+      }
     }
     stage ^= 1;
     parity ^= stage == 0;

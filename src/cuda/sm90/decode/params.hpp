@@ -50,11 +50,11 @@ struct RowRecord {
   int32_t invalid;  // the sequence is not usable: NaN
 };
 
-// A slot, in floats: head, vectors (reference key, sums of keys and values, heaviest key and value), then the matrix
-// in the order the multiplying threads hold it.
+// A slot, in floats: head, vectors (reference key, heaviest key and value), then the products in the order the
+// multiplying threads hold them. Of each block of 64 rows: columns of keys, then eight of which the first is the sum.
 struct SlotHead {
-  int32_t matrix_max[2];  // integer maximum the matrix of each multiplying warpgroup is relative to
-  int32_t sums_max;
+  int32_t matrix_max[2];  // integer maximum the products of each multiplying warpgroup are relative to
+  int32_t omega_max;
   float omega;
   int32_t heaviest_max;
   float heaviest_omega;  // 0: no key
@@ -62,9 +62,28 @@ struct SlotHead {
   int32_t invalid;
 };
 inline constexpr int kSlotHead = 16;
-constexpr int slot_matrix(int dim) { return kSlotHead + 5 * dim; }
-constexpr int matrix_floats(int dim) { return dim == 128 ? 64 * (256 + 192) : 64 * 128; }
+
+// Blocks of products: 64 rows (of V'' or K'') times columns of K'' and the roots r.
+struct ProductBlock {
+  int group;         // multiplying warpgroup
+  int first_column;  // of the keys
+  int quads;         // of eight columns of keys; one more has the sum
+  int from;          // float of the slot, behind the vectors
+};
+// Values' rows 64 b .. 64 b + 63.
+constexpr ProductBlock value_block(int dim, int b) {
+  return dim == 64 ? ProductBlock{0, 0, 8, 0} : ProductBlock{b, 0, 16, b == 0 ? 0 : 64 * (136 + 72)};
+}
+// Keys' rows; the second block leaves out what the first has by symmetry.
+constexpr ProductBlock key_block(int dim, int b) {
+  return dim == 64 ? ProductBlock{0, 0, 8, 64 * 72}
+         : b == 0  ? ProductBlock{1, 0, 16, 64 * (136 + 72 + 136)}
+                   : ProductBlock{0, 64, 8, 64 * 136};
+}
+constexpr int slot_matrix(int dim) { return kSlotHead + 3 * dim; }
+constexpr int matrix_floats(int dim) { return dim == 128 ? 64 * (3 * 136 + 72) : 64 * 2 * 72; }
 constexpr int slot_floats(int dim) { return slot_matrix(dim) + matrix_floats(dim); }
+
 // With x given a slot has no matrix: head, Σ w v and Σ w e v.
 inline constexpr int kGivenHead = 8;
 constexpr int given_slot_floats(int dim) { return kGivenHead + 2 * dim; }

@@ -76,7 +76,7 @@ constexpr Sequence sequence_at(const Params& p, int32_t b, int32_t claimed) {
 struct RowPlace {
   int32_t head, index;
 };
-constexpr RowPlace row_place(const Params& p, const Sequence& s, int32_t r) {
+constexpr RowPlace row_place(const Sequence& s, int32_t r) {
   return {r / s.length_q, r % s.length_q};
 }
 

@@ -4,7 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "cuda/sm90/decode/schedule.hpp"
+#include "cuda/sm90/decode/walk.cuh"
 #include "cuda/sm90/ptx.cuh"
 
 namespace lla::cuda::sm90::decode {
@@ -27,10 +27,12 @@ struct Config {
   static constexpr int kRawBytes = kWarpKeys * kDim * 2;       // keys (or values) of a warp
   static constexpr int kRawSlots = kDim == 128 ? 2 : 4;
   static constexpr int kPartBytes = kTileKeys * 128;           // 64 columns of a stage
-  static constexpr int kStageBytes = kPartBytes * 2 * (kDim / 64);
+  // Parts of a stage: keys, roots (of which 8 columns are used), values.
+  static constexpr int kKeyParts = kDim / 64, kRootPart = kKeyParts, kValuePart = kKeyParts + 1;
+  static constexpr int kStageBytes = kPartBytes * (2 * kKeyParts + 1);
 };
 
-enum TileFlags : int32_t { kFresh = 1, kEnd = 2, kRedo = 4, kStop = 8 };
+enum TileFlags : int32_t { kFresh = 1, kEnd = 2, kStop = 4 };
 
 struct TileHead {
   int32_t max[4];  // of each 16 keys
@@ -49,9 +51,12 @@ struct Shared {
   float more_parts[kConverterWarps];
   float heaviest_logit[kConverterWarps];
   int32_t warp_max[kConverterWarps];
-  int32_t start[4];
+  Unit unit;
+  Walk walk;
+  int32_t overflow;  // products too large for fp16 operands
   TileHead head[kStages];
   Barrier full[kStages], empty[kStages];
+  Barrier finished;  // a unit's products are in its slot
   Barrier loaded[kConverterWarps][C::kRawSlots];
 };
 

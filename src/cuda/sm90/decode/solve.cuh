@@ -6,8 +6,7 @@
 
 #include "cuda/common/convert.cuh"
 #include "cuda/sm90/decode/factor.cuh"
-#include "cuda/sm90/decode/shared.cuh"
-#include "cuda/sm90/decode/walk.cuh"
+#include "cuda/sm90/decode/convert.cuh"
 
 namespace lla::cuda::sm90::decode {
 
@@ -17,14 +16,14 @@ inline constexpr int kPiecesAtOnce = 16;
 template <int kDim>
 struct SolveShared {
   Matrix<kDim> matrix;
-  float matrix_factor[2][kMostParts];  // keys by keys; keys by values are value_factor / key_factor times that
+  float matrix_factor[2][kMostParts];                      // of the products of each multiplying warpgroup
   float key_factor[kMostParts], value_factor[kMostParts];  // scales relative to the first part's
-  float sums_factor[kMostParts], heaviest_weight[kMostParts];
+  float heaviest_weight[kMostParts];
   float away[kMostParts];  // heaviest_weight (k - mean) x
   float pieces[kPiecesAtOnce][kDim];
   float mean_key[kDim], stream_mean[kDim], from_mean[kDim], x[kDim];
   float mean_value[kDim], value_sum[kDim];
-  float output[kSolveThreads / 32][kDim];
+  float output[kSolveThreads / 32][16];
   float reduced[kSolveThreads / 32];
   float stream_x, from_mean_x;
   int32_t bad;
@@ -43,28 +42,37 @@ __device__ __forceinline__ T block_reduce(T x, float* scratch, Op op) {
   return x;
 }
 
+// Matrices are taken in strips of 16 rows, as one warp of the multiplying ones holds them: rows g and g + 8 of a
+// thread, of every eight columns (a quad) two. A block takes every kCluster-th strip; its warps share them out.
 template <int kDim, int kCluster>
 struct RowSolve {
-  static constexpr int kGroups = kDim / 64;        // of the matrix: 64 rows each
-  static constexpr int kShare = 2 / kGroups;       // warpgroups that share a group's columns
-  static constexpr int kKeyQuads = kDim / 8;       // eight columns each, of group 0
-  static constexpr int kStep = kShare * kCluster;  // a thread takes every so manieth
-  static constexpr int kValueQuads = (kKeyQuads + kStep - 1) / kStep;
+  static constexpr int kStrips = kDim / 16 / kCluster;           // of a block
+  static constexpr int kSplit = kSolveThreads / 32 / kStrips;    // warps that share a strip's quads
+  static constexpr int kQuads = (kDim / 8 + kSplit - 1) / kSplit;  // of a warp, at most
+  static constexpr int kAtOnce = kQuads < 8 ? kQuads : 8;
 
   SolveShared<kDim>& s;
   const Params& p;
   const RowRecord record;
   const int parts;
   const float* const slots;  // of the first part
-  const int thread = threadIdx.x, rank;
-  float total, stream;  // weights: of all keys, of all but the heaviest
+  const int thread = threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, rank;
+  const int strip, sub;  // this warp's strip, and which of its quads
+  float total, stream;   // weights: of all keys, of all but the heaviest
   float key_scale, value_scale;
 
   __device__ RowSolve(SolveShared<kDim>& shared, const Params& params, int row, int rank_)
-      : s(shared), p(params), record(params.records[row]), parts(record.last - record.first + 1),
-        slots(params.slots + int64_t{row + record.first} * slot_floats(kDim)), rank(rank_) {}
+      : s(shared),
+        p(params),
+        record(params.records[row]),
+        parts(record.last - record.first + 1),
+        slots(params.slots + int64_t{row + record.first} * slot_floats(kDim)),
+        rank(rank_),
+        strip(rank_ + (threadIdx.x / 32 / kSplit) * kCluster),
+        sub(threadIdx.x / 32 % kSplit) {}
 
   __device__ __forceinline__ const float* slot(int part) const { return slots + int64_t{part} * slot_floats(kDim); }
+  // 0: reference key, 1: heaviest key, 2: its value.
   __device__ __forceinline__ const float* vector(int part, int which) const {
     return slot(part) + kSlotHead + which * kDim;
   }
@@ -76,7 +84,7 @@ struct RowSolve {
     const bool mine = thread < parts;
     if (mine) {
       head = *reinterpret_cast<const SlotHead*>(slot(thread));
-      if (head.omega != 0) top = static_cast<float>(head.sums_max);
+      if (head.omega != 0) top = static_cast<float>(head.omega_max);
       if (head.heaviest_omega != 0) top = fmaxf(top, static_cast<float>(head.heaviest_max));
       invalid += static_cast<float>(head.invalid);
     }
@@ -89,15 +97,11 @@ struct RowSolve {
     float omega = 0, heaviest = 0;
     if (mine) {
       const int max = top > -INFINITY ? static_cast<int>(top) : 0;
-      const float key = key_scale / head.key_scale;
-      const float sums = four_to(min(head.sums_max - max, 40));
-      omega = head.omega * sums;
+      omega = head.omega * four_to(min(head.omega_max - max, 40));
       heaviest = head.heaviest_omega * four_to(min(head.heaviest_max - max, 40));
-      s.key_factor[thread] = key;
+      s.key_factor[thread] = key_scale / head.key_scale;
       s.value_factor[thread] = value_scale / head.value_scale;
-      for (int g = 0; g < kGroups; ++g)
-        s.matrix_factor[g][thread] = four_to(min(head.matrix_max[g] - max, 40)) * key * key;
-      s.sums_factor[thread] = sums;
+      for (int g = 0; g < 2; ++g) s.matrix_factor[g][thread] = four_to(min(head.matrix_max[g] - max, 40));
       s.heaviest_weight[thread] = heaviest;
     }
     stream = block_reduce(omega, s.reduced, plus);
@@ -106,21 +110,28 @@ struct RowSolve {
     return invalid > 0;
   }
 
+  // Sums over keys of column d: in the quad behind those of the keys.
+  __device__ __forceinline__ static int sum_offset(const ProductBlock& block, int d) {
+    return slot_matrix(kDim) + block.from + (block.quads * 128 + d % 64 / 16 * 32 + d % 8 * 4) * 4 + d % 16 / 8 * 2;
+  }
   __device__ void means() {
     const float inverse = 1 / total;
-    for (int d = thread; d < 2 * kDim; d += kSolveThreads) {
-      const bool value = d >= kDim;
+    for (int e = thread; e < 2 * kDim; e += kSolveThreads) {
+      const bool value = e >= kDim;
+      const int d = e % kDim;
+      const ProductBlock block = value ? value_block(kDim, d / 64) : key_block(kDim, d / 64);
+      const int at = sum_offset(block, d);
       float sum = 0, heavy = 0;
 #pragma unroll 4
       for (int i = 0; i < parts; ++i) {
         const float weight = s.heaviest_weight[i] * inverse;
         const float scale = value ? s.value_factor[i] : s.key_factor[i];
-        sum = fmaf(s.sums_factor[i] * scale, vector(i, 1)[d], sum);
-        heavy = fmaf(weight * (value ? 1 : scale), vector(i, 3)[d], heavy);
+        sum = fmaf(s.matrix_factor[block.group][i] * scale, slot(i)[at], sum);
+        heavy = fmaf(weight * (value ? 1 : scale), vector(i, value ? 2 : 1)[d], heavy);
       }
       if (value) {
-        s.value_sum[d - kDim] = sum;
-        s.mean_value[d - kDim] = fmaf(sum * inverse, 1 / value_scale, heavy);
+        s.value_sum[d] = sum;
+        s.mean_value[d] = fmaf(sum * inverse, 1 / value_scale, heavy);
       } else {
         const float mean = fmaf(sum, inverse, heavy), of_stream = stream > 0 ? sum / stream : 0;
         s.mean_key[d] = mean, s.stream_mean[d] = of_stream, s.from_mean[d] = of_stream - mean;
@@ -129,77 +140,85 @@ struct RowSolve {
     __syncthreads();
   }
 
-  __device__ __forceinline__ int group() const { return kGroups == 2 ? thread / 128 : 0; }
-  __device__ __forceinline__ int first_quad() const { return (kShare == 2 ? thread / 128 : 0) + kShare * rank; }
-  __device__ __forceinline__ int matrix_row() const { return 64 * group() + (thread % 128) / 32 * 16 + thread % 32 / 4; }
-
-  // Four elements (rows i, i + 8, columns j, j + 1) of a matrix, over all parts.
-  __device__ __forceinline__ float4 gather(int quad, bool values) const {
-    const int at = slot_matrix(kDim) + group() * 64 * 256 + (quad * 128 + thread % 128) * 4;
-    float4 sum{0, 0, 0, 0};
-#pragma unroll 4
+  // Up to kAtOnce quads of this warp's strip, from the n-th of its own on, over all parts: many loads in flight.
+  __device__ __forceinline__ void gather(float4 (&sum)[kAtOnce], const ProductBlock& block, int n, bool values) const {
+    const float* const from = slots + slot_matrix(kDim) + block.from + (strip % 4 * 32 + lane) * 4;
+#pragma unroll
+    for (int e = 0; e < kAtOnce; ++e) sum[e] = {0, 0, 0, 0};
+#pragma unroll 1
     for (int i = 0; i < parts; ++i) {
-      const float4 v = *reinterpret_cast<const float4*>(slot(i) + at);
-      float f = s.matrix_factor[group()][i];
-      if (values) f *= s.value_factor[i] / s.key_factor[i];
-      sum.x = fmaf(f, v.x, sum.x), sum.y = fmaf(f, v.y, sum.y);
-      sum.z = fmaf(f, v.z, sum.z), sum.w = fmaf(f, v.w, sum.w);
+      const float* const here = from + int64_t{i} * slot_floats(kDim);
+      float4 v[kAtOnce];
+#pragma unroll
+      for (int e = 0; e < kAtOnce; ++e) {
+        const int quad = sub + (n + e) * kSplit;
+        v[e] = quad < block.quads ? *reinterpret_cast<const float4*>(here + quad * 512) : float4{0, 0, 0, 0};
+      }
+      const float f = s.matrix_factor[block.group][i] * s.key_factor[i] * (values ? s.value_factor[i] : s.key_factor[i]);
+#pragma unroll
+      for (int e = 0; e < kAtOnce; ++e) {
+        sum[e].x = fmaf(f, v[e].x, sum[e].x), sum[e].y = fmaf(f, v[e].y, sum[e].y);
+        sum[e].z = fmaf(f, v[e].z, sum[e].z), sum[e].w = fmaf(f, v[e].w, sum[e].w);
+      }
     }
-    return sum;
   }
 
-  // This block's columns of the covariance, into the first block's matrix.
+  // This block's strips of the covariance, into the first block's matrix.
   __device__ void covariance(Matrix<kDim>& to) {
-    constexpr int kMost = (kKeyQuads + kStep - 1) / kStep;
-    const int quads = kKeyQuads - 8 * group();
-    const int i0 = matrix_row(), t = thread % 4;
+    const ProductBlock block = key_block(kDim, strip / 4);
+    const int i0 = 16 * strip + lane / 4, t = lane % 4;
     const float inverse = 1 / total, part = stream * inverse;
-    float4 sum[kMost];
+#pragma unroll 1
+    for (int n = 0; n < kQuads; n += kAtOnce) {
+      float4 sum[kAtOnce];
+      gather(sum, block, n, false);
+      const auto column = [&](int e) { return block.first_column + 8 * (sub + (n + e) * kSplit) + 2 * t; };
+      const auto inside = [&](int e) { return sub + (n + e) * kSplit < block.quads; };
 #pragma unroll
-    for (int n = 0; n < kMost; ++n) {
-      const int quad = first_quad() + n * kStep;
-      if (quad >= quads) continue;
-      const int j = 64 * group() + 8 * quad + 2 * t;
-      float4 v = gather(quad, false);
-      const auto centred = [&](float x, int row, int column) {
-        const float between = s.from_mean[row] * s.from_mean[column] - s.stream_mean[row] * s.stream_mean[column];
-        return fmaf(x, inverse, part * between);
-      };
-      sum[n] = {centred(v.x, i0, j), centred(v.y, i0, j + 1), centred(v.z, i0 + 8, j), centred(v.w, i0 + 8, j + 1)};
-    }
-    for (int first = 0; first < parts; first += kPiecesAtOnce) {
-      const int count = min(kPiecesAtOnce, parts - first);
-      __syncthreads();
-      for (int e = thread; e < count * kDim; e += kSolveThreads) {
-        const int piece = first + e / kDim, d = e % kDim;
-        s.pieces[e / kDim][d] = vector(piece, 3)[d] * s.key_factor[piece] - s.mean_key[d];
+      for (int e = 0; e < kAtOnce; ++e) {
+        if (!inside(e)) continue;
+        const int j = column(e);
+        const auto centred = [&](float x, int row, int col) {
+          const float between = s.from_mean[row] * s.from_mean[col] - s.stream_mean[row] * s.stream_mean[col];
+          return fmaf(x, inverse, part * between);
+        };
+        const float4 v = sum[e];
+        sum[e] = {centred(v.x, i0, j), centred(v.y, i0, j + 1), centred(v.z, i0 + 8, j), centred(v.w, i0 + 8, j + 1)};
       }
-      __syncthreads();
-      for (int i = 0; i < count; ++i) {
-        const float weight = s.heaviest_weight[first + i] * inverse;
-        if (weight == 0) continue;
-        const float* d = s.pieces[i];
-        const float low = weight * d[i0], high = weight * d[i0 + 8];
+#pragma unroll 1
+      for (int first = 0; first < parts; first += kPiecesAtOnce) {
+        const int count = min(kPiecesAtOnce, parts - first);
+        __syncthreads();
+        for (int e = thread; e < count * kDim; e += kSolveThreads) {
+          const int piece = first + e / kDim, d = e % kDim;
+          s.pieces[e / kDim][d] = vector(piece, 1)[d] * s.key_factor[piece] - s.mean_key[d];
+        }
+        __syncthreads();
+#pragma unroll 1
+        for (int i = 0; i < count; ++i) {
+          const float weight = s.heaviest_weight[first + i] * inverse;
+          if (weight == 0) continue;
+          const float* d = s.pieces[i];
+          const float low = weight * d[i0], high = weight * d[i0 + 8];
 #pragma unroll
-        for (int n = 0; n < kMost; ++n) {
-          const int quad = first_quad() + n * kStep;
-          if (quad >= quads) continue;
-          const int j = 64 * group() + 8 * quad + 2 * t;
-          sum[n].x = fmaf(low, d[j], sum[n].x), sum[n].y = fmaf(low, d[j + 1], sum[n].y);
-          sum[n].z = fmaf(high, d[j], sum[n].z), sum[n].w = fmaf(high, d[j + 1], sum[n].w);
+          for (int e = 0; e < kAtOnce; ++e) {
+            if (!inside(e)) continue;
+            const float2 k = *reinterpret_cast<const float2*>(&d[column(e)]);
+            sum[e].x = fmaf(low, k.x, sum[e].x), sum[e].y = fmaf(low, k.y, sum[e].y);
+            sum[e].z = fmaf(high, k.x, sum[e].z), sum[e].w = fmaf(high, k.y, sum[e].w);
+          }
         }
       }
-    }
 #pragma unroll
-    for (int n = 0; n < kMost; ++n) {
-      const int quad = first_quad() + n * kStep;
-      if (quad >= quads) continue;
-      const int j = 64 * group() + 8 * quad + 2 * t;
-      const auto put = [&](float x, int row, int column) {
-        if (column <= row) to.at[row][column] = x;
-        if (column > row && column / 64 != row / 64) to.at[column][row] = x;
-      };
-      put(sum[n].x, i0, j), put(sum[n].y, i0, j + 1), put(sum[n].z, i0 + 8, j), put(sum[n].w, i0 + 8, j + 1);
+      for (int e = 0; e < kAtOnce; ++e) {
+        if (!inside(e)) continue;
+        const int j = column(e);
+        const auto put = [&](float x, int row, int col) {
+          if (col <= row) to.at[row][col] = x;
+          if (col > row && col / 64 != row / 64) to.at[col][row] = x;
+        };
+        put(sum[e].x, i0, j), put(sum[e].y, i0, j + 1), put(sum[e].z, i0 + 8, j), put(sum[e].w, i0 + 8, j + 1);
+      }
     }
   }
 
@@ -247,7 +266,7 @@ struct RowSolve {
       for (int d = lane; d < kDim; d += 32) {
         const float along = piece == parts       ? s.stream_mean[d]
                             : piece == parts + 1 ? s.from_mean[d]
-                                                 : vector(piece, 3)[d] * s.key_factor[piece] - s.mean_key[d];
+                                                 : vector(piece, 1)[d] * s.key_factor[piece] - s.mean_key[d];
         sum = fmaf(along, s.x[d], sum);
       }
 #pragma unroll
@@ -265,39 +284,45 @@ struct RowSolve {
     __syncthreads();
   }
 
-  // o of this block's columns.
-  __device__ void output(const float4 (&held)[kValueQuads], bool have, bool nan) {
-    const int i0 = matrix_row(), t = thread % 4, warp = thread / 32;
-    const float low = s.x[i0], high = s.x[i0 + 8];
-    const int behind = kKeyQuads - 8 * group();  // quads of keys
+  // Quads of V''ᵀK'' times x.
+  __device__ __forceinline__ void multiply_x(const float4 (&v)[kAtOnce], int n, float& low, float& high) const {
 #pragma unroll
-    for (int n = 0; n < kValueQuads; ++n) {
-      const int quad = first_quad() + n * kStep;
-      if (quad >= kKeyQuads) continue;
-      const float4 v = have ? held[n] : gather(behind + quad, true);
-      float a = fmaf(v.x, low, v.z * high), b = fmaf(v.y, low, v.w * high);
-#pragma unroll
-      for (int by = 4; by < 32; by *= 2) {
-        a += __shfl_xor_sync(0xffffffffu, a, by);
-        b += __shfl_xor_sync(0xffffffffu, b, by);
+    for (int e = 0; e < kAtOnce; ++e) {
+      const int quad = sub + (n + e) * kSplit;
+      if (quad >= kDim / 8) continue;
+      const float2 x = *reinterpret_cast<const float2*>(&s.x[8 * quad + 2 * (lane % 4)]);
+      low = fmaf(v[e].x, x.x, fmaf(v[e].y, x.y, low));
+      high = fmaf(v[e].z, x.x, fmaf(v[e].w, x.y, high));
+    }
+  }
+  // o of this block's strips. `held`: all quads, where they fit.
+  __device__ void output(const float4 (&held)[kAtOnce], bool have, bool nan) {
+    const ProductBlock block = value_block(kDim, strip / 4);
+    float low = 0, high = 0;
+    if (have) {
+      multiply_x(held, 0, low, high);
+    } else {
+#pragma unroll 1
+      for (int n = 0; n < kQuads; n += kAtOnce) {
+        float4 v[kAtOnce];
+        gather(v, block, n, true);
+        multiply_x(v, n, low, high);
       }
-      if (thread % 32 < 4) s.output[warp][8 * quad + 2 * t] = a, s.output[warp][8 * quad + 2 * t + 1] = b;
     }
+    low = keys_sum(low), high = keys_sum(high);
+    if (lane % 4 == 0) s.output[warp][lane / 4] = low, s.output[warp][8 + lane / 4] = high;
     __syncthreads();
-    const int j = thread;
-    const bool mine = j < kDim && (j / 8 / kShare) % kCluster == rank;
-    if (!mine || j >= p.value_dim) return;
+    if (thread >= 16 * kStrips) return;
+    const int j = 16 * (rank + thread / 16 * kCluster) + thread % 16;
+    if (j >= p.value_dim) return;
     float sum = 0;
-    for (int w = 0; w < kSolveThreads / 32; ++w) {
-      const bool made = kShare == 1 || (w / 4) == (j / 8) % 2;
-      if (made) sum += s.output[w][j];
-    }
+#pragma unroll
+    for (int w = 0; w < kSplit; ++w) sum += s.output[thread / 16 * kSplit + w][thread % 16];
     const float inverse = 1 / total, mean = s.mean_value[j];
     float o = fmaf((sum - s.value_sum[j] * s.stream_x) * inverse, 1 / value_scale, mean);
-    if (stream > 0)
-      o = fmaf(stream * inverse * s.from_mean_x, s.value_sum[j] / stream / value_scale - mean, o);
-    for (int i = 0; i < parts; ++i) o = fmaf(s.away[i], vector(i, 4)[j] - mean, o);
-    store(j, nan ? NAN : total == 0 ? 0.0f : o);
+    if (stream > 0) o = fmaf(stream * inverse * s.from_mean_x, s.value_sum[j] / stream / value_scale - mean, o);
+    for (int i = 0; i < parts; ++i) o = fmaf(s.away[i], vector(i, 2)[j] - mean, o);
+    store(j, nan ? NAN : o);
   }
   __device__ void store(int j, float o) {
     const int64_t at = row_offset(p.o, record.batch, record.position, record.head);
@@ -338,14 +363,12 @@ __global__ void __launch_bounds__(kSolveThreads) solve_kernel(const __grid_const
   Matrix<kDim>* first = &s.matrix;
   if constexpr (kCluster > 1) first = cluster.map_shared_rank(first, 0);
   solve.covariance(*first);
-  float4 held[RowSolve<kDim, kCluster>::kValueQuads];
+  using Solve = RowSolve<kDim, kCluster>;
   constexpr bool kHold = kCluster > 1;
+  static_assert(!kHold || Solve::kQuads <= Solve::kAtOnce);
+  float4 held[Solve::kAtOnce];
   if constexpr (kHold) {
-#pragma unroll
-    for (int n = 0; n < RowSolve<kDim, kCluster>::kValueQuads; ++n) {
-      const int quad = solve.first_quad() + n * solve.kStep;
-      if (quad < solve.kKeyQuads) held[n] = solve.gather(solve.kKeyQuads - 8 * solve.group() + quad, true);
-    }
+    solve.gather(held, value_block(kDim, solve.strip / 4), 0, true);
     cluster.sync();
   }
   if (rank == 0) {

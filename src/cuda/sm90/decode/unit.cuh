@@ -146,24 +146,16 @@ struct UnitRun {
     int top = c.max;
 #pragma unroll
     for (int w = 0; w < kConverterWarps; ++w) top = max(top, s.warp_max[w]);
-    if (top != c.max) {
-      const float factor = four_to(c.max - top);
-#pragma unroll
-      for (int i = 0; i < C::kChunks; ++i) c.key_sums[i] *= factor, c.value_sums[i] *= factor;
-      c.omega *= factor;
-      c.max = top;
-    }
+    c.omega *= four_to(c.max - top);
+    c.max = top;
     converters_sync();
   }
 
-  // Whether what is apart, or what was summed, is too large for the scales.
+  // Whether what is apart is too large for the scales.
   __device__ __forceinline__ bool too_large() {
     bool bad = false;
-#pragma unroll
-    for (int i = 0; i < C::kChunks; ++i) {
-      bad |= !(fabsf(c.key_sums[i]) <= 3e38f) || !(fabsf(c.value_sums[i]) <= 3e38f);
-    }
     if (c.heaviest > -INFINITY) {
+#pragma unroll 1
       for (int word = c.lane; word < C::kDim / 2; word += 32) {
         const float2 k = widen_pair<C::kBf16>(reinterpret_cast<const uint32_t*>(s.heaviest[c.warp][0])[word]);
         const float2 v = widen_pair<C::kBf16>(reinterpret_cast<const uint32_t*>(s.heaviest[c.warp][1])[word]);
@@ -175,10 +167,10 @@ struct UnitRun {
     return bad;
   }
 
-  // All tiles of the part and the one that takes the warps' lesser heaviest keys. Returns whether to do it again with
-  // smaller scales. `tiles_done`: of the block, so far; `fills`: of this group's stage.
+  // All tiles of the part and the one that takes the warps' lesser heaviest keys. Returns whether one of those is too
+  // large for the scales. `tiles_done`: of the block, so far; `fills`: of this group's stage.
   // The group's first tile is asked for already.
-  __device__ bool stream(bool last_attempt, int slot, uint32_t tiles_done, uint32_t& fills) {
+  __device__ bool stream(int slot, uint32_t tiles_done, uint32_t& fills) {
     const int tiles = this->tiles();
     const int own = (c.group - tiles_done) & 1;  // first tile of this group
     c.clear();
@@ -193,7 +185,7 @@ struct UnitRun {
       ask(tile + 2 * C::kRawSlots);
     }
     if (c.lane == 0) s.heaviest_logit[c.warp] = c.heaviest;
-    const bool again = named_any(kConverterBarrier, kConverterThreads, too_large()) && !last_attempt;
+    const bool large = named_any(kConverterBarrier, kConverterThreads, too_large());
     if (static_cast<uint32_t>(c.group) == ((tiles_done + tiles) & 1)) {
       const int best = heaviest_warp();
       auto& raw = ring.raw[0];  // nothing is in flight
@@ -214,10 +206,10 @@ struct UnitRun {
         fence_async_proxy();
         __syncwarp();
       }
-      c.template tile<false>(raw, seen, (fills & 1) ^ 1, (tiles == 0 ? kFresh : 0) | (again ? kRedo : kEnd), slot);
+      c.template tile<false>(raw, seen, (fills & 1) ^ 1, (tiles == 0 ? kFresh : 0) | kEnd, slot);
       ++fills;
     }
-    return again;
+    return large;
   }
 
   // Of the eight; of equals the first; -1: no key at all.
@@ -231,15 +223,8 @@ struct UnitRun {
     return best;
   }
 
-  // The sums of all warps, and what was kept apart, into the slot.
+  // The sum of weights of all warps, and what was kept apart, into the slot.
   __device__ void publish(float* slot) {
-    const auto sums_of = [&](int warp) { return reinterpret_cast<float*>(s.raw[warp][1][0]); };  // nothing in flight
-    float* const mine = sums_of(c.warp);
-#pragma unroll
-    for (int i = 0; i < C::kChunks; ++i) {
-      const float key = keys_sum(c.key_sums[i]), value = keys_sum(c.value_sums[i]);
-      if (c.lane % 4 == 0) mine[8 * i + c.lane / 4] = key, mine[C::kDim + 8 * i + c.lane / 4] = value;
-    }
     const float omega = keys_sum(c.omega);
     if (c.lane == 0) s.parts[c.warp] = omega, s.warp_max[c.warp] = c.max;
     const bool wrong = named_any(kConverterBarrier, kConverterThreads, invalid) || u.invalid;
@@ -247,11 +232,6 @@ struct UnitRun {
     for (int w = 1; w < kConverterWarps; ++w) top = max(top, s.warp_max[w]);
     const int thread = c.warp * 32 + c.lane;
     float* const vectors = slot + kSlotHead;
-    for (int d = thread; d < 2 * C::kDim; d += kConverterThreads) {
-      float sum = 0;
-      for (int w = 0; w < kConverterWarps; ++w) sum += four_to(s.warp_max[w] - top) * sums_of(w)[d];
-      vectors[C::kDim + d] = sum;
-    }
     const int best = heaviest_warp();
     const float logit = best < 0 ? 0 : s.heaviest_logit[best];
     const float whole = ceilf(fmaxf(fminf(logit, 1e6f), -1e6f));
@@ -266,29 +246,28 @@ struct UnitRun {
         value = v.x;
       }
       vectors[thread] = s.centre[thread];
-      vectors[3 * C::kDim + thread] = key;
-      vectors[4 * C::kDim + thread] = value;
+      vectors[C::kDim + thread] = key;
+      vectors[2 * C::kDim + thread] = value;
     }
     if (thread == 0) {
       SlotHead& head = *reinterpret_cast<SlotHead*>(slot);
       float sum = 0;
       for (int w = 0; w < kConverterWarps; ++w) sum += four_to(s.warp_max[w] - top) * s.parts[w];
-      head.sums_max = top;
+      head.omega_max = top;
       head.omega = sum;
       head.heaviest_max = static_cast<int>(whole);
       head.heaviest_omega = best < 0 ? 0 : root * root;
       head.key_scale = c.key_scale, head.value_scale = c.value_scale;
       head.invalid = wrong;
     }
-    fence_async_proxy();  // the copy engine writes where the sums are
     converters_sync();
   }
 };
 
-// One unit from start to end. `tiles_done` and `fills` as in stream.
+// One unit from start to end. `tiles_done` and `fills` as in stream; `attempts` counts all of the block.
 template <class C>
 __device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C>& ring, const Unit& u, int slot, uint32_t& tiles_done,
-                                         uint32_t& fills) {
+                                         uint32_t& fills, uint32_t& attempts) {
   Shared<C>& s = c.s;
   const Params& p = c.p;
   UnitRun<C> run(c, ring, u);
@@ -300,18 +279,20 @@ __device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C>& ring, const U
   converters_sync();
   run.reference(seen_of(u.row, first));
 #pragma unroll 1
-  for (int attempt = 0;; ++attempt) {
+  for (int redo = 0;; ++redo) {
     if (thread < C::kDim) s.query_centre[thread].y = s.centre[thread] * c.key_scale;
+    if (thread == 0) s.overflow = 0;
     converters_sync();
-    const bool again = run.stream(attempt == kMostRedos, slot, tiles_done, fills);
+    const bool large = run.stream(slot, tiles_done, fills);
     tiles_done += run.tiles() + 1;
-    if (!again) break;
+    run.publish(p.slots + int64_t{slot} * slot_floats(C::kDim));
+    s.finished.wait(attempts++ & 1);
+    if (!(large || s.overflow) || redo == kMostRedos) break;
     c.key_scale *= 1.0f / (1 << kRedoBits);
     c.value_scale *= 1.0f / (1 << kRedoBits);
     converters_sync();
     run.ask((c.group - tiles_done) & 1);
   }
-  run.publish(p.slots + int64_t{slot} * slot_floats(C::kDim));
 }
 
 }  // namespace lla::cuda::sm90::decode

@@ -118,7 +118,7 @@ __device__ __forceinline__ Unit take(const Params& p, Walk& walk) {
     walk.row = share.skip;
     walk.granule = 0;
   }
-  const RowPlace place = row_place(p, s, walk.row);
+  const RowPlace place = row_place(s, walk.row);
   Unit u;
   u.batch = walk.batch, u.head = place.head, u.index = place.index;
   u.position = s.start_q + place.index;

@@ -1,6 +1,7 @@
 // A forward call: pre-pass, then the kernel the plan chose. Everything goes to the caller's stream; nothing waits.
 #include "core/text.hpp"
 #include "cuda/common/runtime.hpp"
+#include "cuda/sm90/decode/decode.hpp"
 #include "cuda/sm90/forward/launch.hpp"
 #include "cuda/sm90/operand_rows.hpp"
 #include "cuda/sm90/parallax/launch.hpp"
@@ -100,6 +101,7 @@ Status forward(const ForwardCall& call, const core::Plan& plan) {
   const DeviceGuard device(p.device_index);
   if (!device.status()) return device.status();
   LLA_RETURN_IF_ERROR(check_pointers(call));
+  if (p.cache) return decode::forward(call, plan);
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const WorkspaceLayout at = forward_layout(p, plan);
   std::byte* const base = static_cast<std::byte*>(call.workspace);
