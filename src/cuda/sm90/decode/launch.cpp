@@ -1,9 +1,9 @@
 #include "cuda/sm90/decode/launch.hpp"
 
+#include <algorithm>
 #include <numeric>
 
 #include "core/text.hpp"
-
 #include "cuda/sm90/tensor_map.hpp"
 
 namespace lla::cuda::sm90::decode {
@@ -20,17 +20,13 @@ bool in_vectors(const core::Operand& t) {
 
 Status describe_cache(Params& p) {
   Cache& cache = p.cache;
-  const int64_t slots = cache.table ? cache.page_size : std::max(cache.max_length, 1);
+  const int64_t slots = cache.table ? cache.page_size : std::max(p.max_length, 1);
   const int64_t heads = p.heads_q / p.group;
   cache.box = cache.table ? std::gcd(static_cast<int>(cache.page_size), 16) : 16;
   cache.vectors = cache.pages > 0 && in_vectors(cache.k) && in_vectors(cache.v);
   if (!cache.vectors) return {};
   LLA_RETURN_IF_ERROR(make_cache_map(p.key_map, cache.k, {cache.pages, slots, heads, p.dim}, cache.box));
   return make_cache_map(p.value_map, cache.v, {cache.pages, slots, heads, p.value_dim}, cache.box);
-}
-
-Layout layout_of(int64_t rows, int dim, bool given_x, int blocks) {
-  return {rows, given_x ? given_slot_floats(dim) : slot_floats(dim), blocks};
 }
 
 Status launch(const Launch& call, bool given_x) {

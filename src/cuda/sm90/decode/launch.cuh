@@ -1,6 +1,8 @@
 // The launches of one head dimension and type; instantiations/ has one file for each.
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/common/launch.cuh"
 #include "cuda/sm90/decode/launch.hpp"
 

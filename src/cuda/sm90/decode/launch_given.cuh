@@ -8,7 +8,7 @@ namespace lla::cuda::sm90::decode {
 template <int kDim, bool kBf16>
 Status launch_given(const Launch& call) {
   using C = GivenConfig<kDim, kBf16>;
-  return for_each_share(call, layout_of(call.rows, kDim, true, call.blocks), [&](const Params& p) -> Status {
+  return for_each_share(call, {call.rows, kDim, true, call.blocks}, [&](const Params& p) -> Status {
     LLA_RETURN_IF_ERROR(launch_early(given_kernel<C>, dim3(static_cast<unsigned>(call.blocks)), kConverterThreads,
                                      sizeof(GivenShared<C>), call.stream, "launching the decode kernel for given x",
                                      p));

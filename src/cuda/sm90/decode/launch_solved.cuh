@@ -31,7 +31,7 @@ Status launch_solve(const Params& p, cudaStream_t stream) {
 template <int kDim, bool kBf16>
 Status launch_solved(const Launch& call) {
   using C = Config<kDim, kBf16>;
-  return for_each_share(call, layout_of(call.rows, kDim, false, call.blocks), [&](const Params& p) -> Status {
+  return for_each_share(call, {call.rows, kDim, false, call.blocks}, [&](const Params& p) -> Status {
     LLA_RETURN_IF_ERROR(launch_early(stream_kernel<C>, dim3(static_cast<unsigned>(call.blocks)), C::kThreads,
                                      sizeof(Shared<C>), call.stream, "launching the decode kernel", p));
     // Few rows have many parts each: a cluster puts them together.

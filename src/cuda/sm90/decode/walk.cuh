@@ -1,7 +1,7 @@
 // A block's way along the line of rows (schedule.hpp).
 #pragma once
 
-#include "cuda/sm90/decode/schedule.hpp"
+#include "cuda/sm90/decode/params.hpp"
 
 namespace lla::cuda::sm90::decode {
 
@@ -24,7 +24,7 @@ __device__ __forceinline__ int32_t warp_prefix_max(int32_t x, int lane) {  // in
 }
 
 // Sequences [first, first + 32), one a lane; `claimed` moves on.
-__device__ __forceinline__ Sequence sequence_of_lane(const Params& p, int first, int lane, int32_t& claimed,
+__device__ __forceinline__ Sequence sequence_of_lane(const Shape& p, int first, int lane, int32_t& claimed,
                                                      int32_t& mine) {
   const bool there = first + lane < p.batch;
   const int32_t upto = warp_prefix_max(there ? rows_claimed(p, claimed, first + lane) : claimed, lane);
@@ -33,15 +33,6 @@ __device__ __forceinline__ Sequence sequence_of_lane(const Params& p, int first,
   claimed = __shfl_sync(0xffffffffu, upto, 31);
   return there ? sequence_at(p, first + lane, mine) : Sequence{};
 }
-
-// What a block has yet to do.
-struct Walk {
-  int32_t batch, row;  // next unit: row of the sequence
-  int32_t granule;     // its first
-  int32_t before;      // decoded rows of the sequences before
-  int32_t claimed;     // rows_claimed of them
-  int64_t left;        // granules; 0: nothing
-};
 
 // By a whole warp.
 __device__ inline Walk find_start(const Params& p, int block, int blocks) {
@@ -92,49 +83,6 @@ __device__ inline Walk find_start(const Params& p, int block, int blocks) {
   }
   walk.left = 0;
   return walk;
-}
-
-// A part of one row.
-struct Unit {
-  int32_t batch, head, index;  // query head, query of the sequence
-  int32_t position;            // of the query in q
-  int32_t local;               // row of this launch
-  Keys row, part;
-  int32_t start;  // of the part's first tile, at or before its first key
-  bool first, last;  // part of the row
-  bool invalid;      // the sequence is not usable
-};
-
-// The next unit; moves on. Only where something is left.
-__device__ __forceinline__ Unit take(const Params& p, Walk& walk) {
-  Sequence s = sequence_at(p, walk.batch, walk.claimed);
-  RowShare share = row_share(p, walk.before, s.rows);
-  while (walk.row >= share.skip + share.count) {  // on to the next sequence with rows in this launch
-    walk.before += s.rows;
-    walk.claimed = rows_claimed(p, walk.claimed, walk.batch);
-    ++walk.batch;
-    s = sequence_at(p, walk.batch, walk.claimed);
-    share = row_share(p, walk.before, s.rows);
-    walk.row = share.skip;
-    walk.granule = 0;
-  }
-  const RowPlace place = row_place(s, walk.row);
-  Unit u;
-  u.batch = walk.batch, u.head = place.head, u.index = place.index;
-  u.position = s.start_q + place.index;
-  u.local = walk.before + walk.row - p.first_row;
-  u.row = keys_of(p, s, place.index);
-  u.invalid = s.invalid;
-  const int32_t count = static_cast<int32_t>(walk.left < s.granules - walk.granule ? walk.left : s.granules - walk.granule);
-  u.first = walk.granule == 0;
-  u.last = walk.granule + count == s.granules;
-  u.start = aligned(u.row.begin) + walk.granule * kGranule;
-  u.part = {clamp_to(u.start, u.row.begin, u.row.end),
-            clamp_to(int64_t{u.start} + count * kGranule, u.row.begin, u.row.end)};
-  walk.left -= count;
-  walk.granule += count;
-  if (walk.granule == s.granules) ++walk.row, walk.granule = 0;
-  return u;
 }
 
 // Who has a row's first and last part, and what row it is.
