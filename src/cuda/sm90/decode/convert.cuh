@@ -157,28 +157,36 @@ struct Converter {
       r[2 * h] = rounded.x, r[2 * h + 1] = rounded.y;
       omega = fmaf(rounded.x, rounded.x, fmaf(rounded.y, rounded.y, omega));
     }
-    s.empty[group].wait(parity);
+    // Values are on their way while keys are multiplied, and the second half of them while the first is.
+    constexpr int kHalf = C::kChunks / 4;
     const uint32_t staged = staged_address(), values = raw_start(raw[1]);
+    uint32_t early[kHalf][4], late[kHalf][4];
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) load_transposed(early[i], raw_at(values, i));
+    s.empty[group].wait(parity);
 #pragma unroll
     for (int i = 0; i < C::kChunks / 2; ++i) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) pairs[4 * i + e] = multiply_half_pairs(pairs[4 * i + e], roots[e % 2]);
       store_transposed(staged_at(staged, 0, i), pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]);
     }
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) load_transposed(late[i], raw_at(values, kHalf + i));
     store_roots(roots);
 #pragma unroll
     for (int j = 0; j < 4; ++j) r[j] *= value_scale;
-#pragma unroll
-    for (int i = 0; i < C::kChunks / 2; ++i) {
-      uint32_t v[4];
-      load_transposed(v, raw_at(values, i));
+    const auto store_values = [&](uint32_t (&v)[4], int i) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float2 wide = widen_pair<C::kBf16>(v[e]);
         v[e] = to_half_pair(wide.x * r[2 * (e % 2)], wide.y * r[2 * (e % 2) + 1]);
       }
       store_transposed(staged_at(staged, C::kValuePart, i), v[0], v[1], v[2], v[3]);
-    }
+    };
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) store_values(early[i], i);
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) store_values(late[i], kHalf + i);
     TileHead& head = s.head[group];
     if (lane == 0) {
       head.max[warp % 4] = max;

@@ -10,7 +10,7 @@ inline constexpr int kPanel = 16;
 
 // Rows of the lower triangle, and behind them the right-hand side, which the elimination turns into D^-1 L^-1 b.
 template <int kDim>
-struct Matrix {
+struct alignas(16) Matrix {
   static constexpr int kStride = kDim + 4;
   float at[kDim + 4][kStride];
   float panel[kPanel][kStride];   // columns being eliminated, transposed: as they are

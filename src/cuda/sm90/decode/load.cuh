@@ -84,7 +84,7 @@ struct Ring {
       there = at.x >= 0;
     }
     const unsigned all = __ballot_sync(0xffffffffu, there);
-    const uint32_t to = shared_address(raw[here][0]) + lane * box * 128;
+    uint32_t to = shared_address(raw[here][0]) + lane * box * 128;
     const auto copy = [&] {
 #pragma unroll
       for (int which = 0; which < 2; ++which) {
@@ -95,13 +95,22 @@ struct Ring {
         }
       }
     };
+    if (box == kWarpKeys) {  // all lanes know of the one copy
+      at.x = __shfl_sync(0xffffffffu, at.x, 0), at.y = __shfl_sync(0xffffffffu, at.y, 0);
+      if (elected()) {
+        full[here].arrive_expecting(__popc(all) * kWarpKeys * C::kDim * 4);
+        if (all != 0) {
+          to = shared_address(raw[here][0]);
+          copy();
+        }
+      }
+      __syncwarp();
+      return;
+    }
     if (lane == 0) full[here].arrive_expecting(__popc(all) * box * C::kDim * 4);
     __syncwarp();
-    if (box == kWarpKeys) {
-      if (all != 0 && elected()) copy();
-    } else if (there) {
-      copy();
-    }
+    if (there) copy();
+    __syncwarp();
   }
 
   __device__ __forceinline__ void ask_slowly(const Params& p, const Source& from, int first, const Keys& keys,
