@@ -10,8 +10,8 @@
 
 namespace lla::cuda {
 
-// `what` names the call in the message: "launching stats". The runtime keeps the error of a failed call for whoever asks
-// next: it is taken back, so that the caller's next check does not find ours.
+// `what` names the call in the message: "launching stats". The runtime keeps the error of a failed call for whoever
+// asks next: it is taken back, so that the caller's next check does not find ours.
 Status to_status(cudaError_t error, const char* what);
 
 // Lets a kernel use `bytes` of dynamic shared memory; needed above 48 KiB.
