@@ -60,6 +60,8 @@ struct Run {
     params.header = at<Header>(layout.forward.header);
     params.heads = at<HeadStatistics>(layout.forward.head_statistics);
     params.part_maxima = at<float>(layout.forward.part_maxima);
+    params.part_bounds = at<float>(layout.forward.part_bounds);
+    params.shift = p.given_x() ? nullptr : at<float>(layout.forward.key_shift);
     params.head_count = static_cast<int32_t>(key_heads());
     params.heads_kv = static_cast<int32_t>(p.heads_kv);
     params.positions = static_cast<int32_t>(keys_per_head());
@@ -102,6 +104,7 @@ struct Run {
     // residual hardly shows, meets it: half the residual, and at least three steps.
     params.tolerance_squared = static_cast<float>(0.81 * p.tolerance * p.tolerance);
     params.few_keys_tolerance_squared = static_cast<float>(0.25 * p.tolerance * p.tolerance);
+    params.most_told = most_told(p.tolerance);
     params.few_keys_iterations = 3;
     params.split_passes = std::numeric_limits<int32_t>::max();
     const core::StopRule rule = core::stop_rule(p);
@@ -110,6 +113,7 @@ struct Run {
     params.max_iterations = std::min(p.max_iterations, kMostIterations);
     params.header = at<Header>(layout.forward.header);
     params.heads = at<HeadStatistics>(layout.forward.head_statistics);
+    params.key_shift = at<float>(layout.forward.key_shift);
     params.key_marks = at<uint8_t>(layout.forward.key_marks),
     params.value_marks = at<uint8_t>(layout.forward.value_marks);
     params.scratch = at<float>(layout.forward.scratch);
@@ -145,6 +149,7 @@ struct Run {
     params.max = section(saved.max), params.omega = section(saved.omega);
     params.sizes = at<RowSizes>(layout.sizes);
     params.heads = at<HeadStatistics>(layout.forward.head_statistics);
+    params.key_shift = at<float>(layout.forward.key_shift);
     params.bounds = at<HeadBounds>(layout.bounds);
     params.head_exponents = at<int32_t>(layout.head_exponents);
     for (int i = 0; i < kQueryOperands; ++i) params.operand[i] = at<uint16_t>(layout.operand[i]);
@@ -190,6 +195,7 @@ struct Run {
     params.rows = at<RowConstants>(layout.rows);
     params.units = at<RowUnits>(layout.units);
     params.heads = at<HeadStatistics>(layout.forward.head_statistics);
+    params.key_shift = at<float>(layout.forward.key_shift);
     params.mean_k = section(saved.mean_k);
     params.y = at<float>(layout.y);
     params.dq = rows_of(call.dq), params.dx = rows_of(call.dx);

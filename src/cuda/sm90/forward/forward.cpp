@@ -16,9 +16,6 @@ using core::ForwardCall;
 using core::Operand;
 using core::Problem;
 
-// Where rows see few keys. Later steps are small beside the solution, and so is what rounding U leaves behind in x.
-constexpr int kSplitPasses = 16;
-
 Saved saved_of(const ForwardCall& call) {
   if (call.saved == nullptr) return {};
   const core::SavedLayout at(call.problem);
@@ -48,12 +45,15 @@ ForwardParams params_of(const ForwardCall& call, const core::Plan& plan, const W
   out.scale_log2 = scale_log2(p.scale);
   out.negative_scale = p.scale < 0;
   out.tolerance_squared = out.few_keys_tolerance_squared = static_cast<float>(p.tolerance * p.tolerance);
+  out.most_told = most_told(p.tolerance);
   out.max_iterations = std::min(p.max_iterations, kMostIterations);
-  out.split_passes = kSplitPasses;
+  // Where rows see few keys. Later steps are small beside the solution, and so is what rounding U leaves behind in x.
+  out.split_passes = padded_dim(p.dim, p.value_dim) / 4;
   out.low_parts = LowParts::of(p.tolerance);
   out.sum_error = static_cast<float>(0.25 * p.tolerance);
   out.header = reinterpret_cast<Header*>(base + at.header);
   out.heads = reinterpret_cast<const HeadStatistics*>(base + at.head_statistics);
+  out.key_shift = reinterpret_cast<const float*>(base + at.key_shift);
   out.key_marks = reinterpret_cast<const uint8_t*>(base + at.key_marks);
   out.value_marks = reinterpret_cast<const uint8_t*>(base + at.value_marks);
   out.scratch = reinterpret_cast<float*>(base + at.scratch);
@@ -75,6 +75,8 @@ PrepassParams prepass_of(const ForwardCall& call, const WorkspaceLayout& at) {
   out.header = reinterpret_cast<Header*>(base + at.header);
   out.heads = reinterpret_cast<HeadStatistics*>(base + at.head_statistics);
   out.part_maxima = reinterpret_cast<float*>(base + at.part_maxima);
+  out.part_bounds = reinterpret_cast<float*>(base + at.part_bounds);
+  out.shift = p.given_x() ? nullptr : reinterpret_cast<float*>(base + at.key_shift);
   out.head_count = static_cast<int32_t>((p.packed ? 1 : p.batch) * p.heads_kv);
   out.heads_kv = static_cast<int32_t>(p.heads_kv);
   out.positions = static_cast<int32_t>(p.packed ? p.total_k : p.seqlen_k);
