@@ -24,10 +24,14 @@ int main(void) {
   lla_forward_args_init(&args);
   args.q = view(q, L, D), args.k = view(k, L, D), args.v = view(v, L, 1), args.o = view(o, L, 1);
   args.ridge = (lla_tensor){.data = &ridge, .dtype = LLA_F32}; /* one number; per head, token or dimension works too */
-  args.options.causal = 0;
+  lla_options options;
+  lla_options_init(&options);
+  options.causal = 0;
+  args.options = &options;
 
-  if (lla_forward_workspace(&args, &args.workspace_bytes) == LLA_OK)
-    args.workspace = aligned_alloc(256, (args.workspace_bytes + 255) / 256 * 256);
+  lla_forward_sizes sizes = {.struct_size = sizeof sizes};
+  if (lla_forward_query(&args, &sizes) == LLA_OK)
+    args.workspace = aligned_alloc(256, (args.workspace_bytes = (sizes.workspace_bytes + 255) / 256 * 256));
   if (lla_forward(&args) != LLA_OK) {
     fprintf(stderr, "%s\n", lla_last_error());
     return 1;

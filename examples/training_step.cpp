@@ -28,10 +28,10 @@ struct Model {
     lla::ForwardArgs args;
     describe_inputs(args);
     args.o = lla::dense(o.data(), lla::DType::f32, {B, L, H, D});
-    int64_t elements = 0;
-    if (lla::Status s = lla::saved_size(args, elements); !s) return s;
-    saved.resize(static_cast<size_t>(elements));
-    args.saved = lla::dense(saved.data(), lla::DType::f32, {elements});
+    lla::ForwardSizes sizes;
+    if (lla::Status s = lla::query(args, sizes); !s) return s;
+    saved.resize(static_cast<size_t>(sizes.saved_elements));
+    args.saved = lla::dense(saved.data(), lla::DType::f32, {sizes.saved_elements});
     lla::Workspace workspace(args);
     if (lla::Status s = lla::forward(args); !s) return s;
     value = 0;

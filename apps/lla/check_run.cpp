@@ -130,12 +130,12 @@ class Run {
     ForwardArgs forward_args;
     describe(forward_args, solver, tolerance);
     forward_args.o = o_.view(device_);
-    int64_t saved_elements = 0;
-    if (Status s = saved_size(forward_args, saved_elements); !s) {
-      result.forward.failed = s.message();
+    ForwardSizes needed;
+    if (Status s = query(forward_args, needed); !s) {
+      (s.code() == LLA_UNSUPPORTED ? result.forward.refused : result.forward.failed) = s.message();
       return result;
     }
-    const Array saved(device_, auxiliary_, {saved_elements});
+    const Array saved(device_, auxiliary_, {needed.saved_elements});
     forward_args.saved = saved.view(device_);
     const Array forward_status(device_, DType::i32, status_size()), backward_status(device_, DType::i32, status_size());
     forward_args.row_status = forward_status.view(device_);
@@ -150,14 +150,14 @@ class Run {
     backward_args.dv = dv_.view(device_);
     (case_.ridge == RidgeShape::none ? backward_args.dx : backward_args.dridge) = dgiven_.view(device_);
 
-    result.forward = call(forward_args, lla_forward_workspace, lla_forward);
+    result.forward = call(forward_args, lla_forward);
     if (!result.forward.done()) {
       result.backward.refused = "it needs what the forward call saves";
       return result;
     }
     result.o = o_.values();
     result.forward_status = forward_status.integers();
-    result.backward = call(backward_args, lla_backward_workspace, lla_backward);
+    result.backward = call(backward_args, lla_backward);
     if (!result.backward.done()) return result;
     result.dq = dq_.values();
     result.dk = dk_.values();
@@ -209,10 +209,10 @@ class Run {
     return n;
   }
 
-  template <class Args, class Query, class Function>
-  CheckCall call(Args& args, Query query, Function run) const {
+  template <class Args, class Function>
+  CheckCall call(Args& args, Function run) const {
     size_t bytes = 0;
-    if (Status s = Status::last(query(&args, &bytes)); !s) {
+    if (Status s = workspace_bytes(args, bytes); !s) {
       return s.code() == LLA_UNSUPPORTED ? CheckCall{s.message(), ""} : CheckCall{"", s.message()};
     }
     DeviceMemory workspace(device_, std::max<size_t>(bytes, 1));

@@ -2,13 +2,12 @@
 // do. Each fills the structs of lla.h from torch tensors and options and calls the C interface; nothing else happens
 // here. Autograd, fake (meta) and autocast rules are registered from Python (python/lla/_ops.py).
 #include <algorithm>
-#include <array>
 #include <cmath>
-#include <cstring>
 #include <stdexcept>
 #include <string>
 #include <tuple>
 
+#include "lla/lla.hpp"
 #include "tensors.hpp"
 
 namespace lla::torch_ops {
@@ -82,15 +81,16 @@ void fill(Args& args, const Tensor& q, const Tensor& k, const Tensor& v, const M
   if (options.max_iterations < 0 || options.max_iterations > INT32_MAX) {
     invalid("max_iterations must be between 0 (the default) and 2^31 - 1");
   }
-  if (options.scale) args.options.scale = *options.scale;
-  args.options.causal = options.causal;
-  args.options.window_left = options.window_left;
-  args.options.window_right = options.window_right;
-  if (options.tol) args.options.tolerance = *options.tol;
-  args.options.max_iterations = static_cast<int32_t>(options.max_iterations);
-  args.options.solver = parse_solver(options.solver);
-  args.options.implementation = options.implementation ? options.implementation->c_str() : nullptr;
-  args.options.precision = options.tf32 ? LLA_PRECISION_TF32 : LLA_PRECISION_FULL;
+  lla::Options& o = args.options;
+  if (options.scale) o.scale = *options.scale;
+  o.causal = options.causal;
+  o.window_left = options.window_left;
+  o.window_right = options.window_right;
+  if (options.tol) o.tolerance = *options.tol;
+  o.max_iterations = static_cast<int32_t>(options.max_iterations);
+  o.solver = parse_solver(options.solver);
+  o.implementation = options.implementation ? options.implementation->c_str() : nullptr;
+  o.precision = options.tf32 ? LLA_PRECISION_TF32 : LLA_PRECISION_FULL;
 }
 
 // Queries, keys and values have their head dimensions at the end whether packed or not.
@@ -111,38 +111,6 @@ std::optional<torch::stable::accelerator::DeviceGuard> enter_device(const Tensor
     adopt_torch_threads();
   }
   return guard;
-}
-
-std::array<lla_tensor*, 12> tensors_of(lla_forward_args& a) {
-  return {&a.q,     &a.k,          &a.v,        &a.ridge,     &a.x, &a.o, &a.cu_seqlens_q, &a.cu_seqlens_k,
-          &a.saved, &a.iterations, &a.residual, &a.row_status};
-}
-
-std::array<lla_tensor*, 17> tensors_of(lla_backward_args& a) {
-  return {&a.q,          &a.k,        &a.v,         &a.ridge,  &a.x,  &a.saved,        &a.grad_o,
-          &a.dq,         &a.dk,       &a.dv,        &a.dridge, &a.dx, &a.cu_seqlens_q, &a.cu_seqlens_k,
-          &a.iterations, &a.residual, &a.row_status};
-}
-
-// Asks the library how much workspace a call needs, or remembers it from the thread's last call: a loop over one
-// problem would otherwise plan everything twice. On CUDA the answer depends on the arguments alone, of the addresses
-// only on their alignment; a named implementation is asked anew, its text may have moved.
-template <class Args>
-size_t workspace_bytes(const Args& args, lla_status (*query)(const Args*, size_t*)) {
-  thread_local Args last{};
-  thread_local size_t last_bytes = 0;
-  Args key;
-  std::memcpy(&key, &args, sizeof key);
-  for (lla_tensor* t : tensors_of(key)) t->data = reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(t->data) % 256);
-  const bool repeatable = args.q.device_type == LLA_CUDA && args.options.implementation == nullptr;
-  if (repeatable && std::memcmp(&key, &last, sizeof key) == 0) return last_bytes;
-  size_t bytes = 0;
-  check(query(&args, &bytes));
-  if (repeatable) {
-    std::memcpy(&last, &key, sizeof key);
-    last_bytes = bytes;
-  }
-  return bytes;
 }
 
 ScalarType saved_type(const Tensor& q) {
@@ -176,8 +144,7 @@ Tensor run_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Mayb
                    const Options& options, MaybeTensor* saved, MaybeTensor* row_info) {
   const auto guard = enter_device(q);
   check_ranks(q, v, options.cu_seqlens_q);
-  lla_forward_args args;
-  lla_forward_args_init(&args);
+  ForwardArgs args;
   fill(args, q, k, v, ridge, x, options);
 
   const bool packed = options.cu_seqlens_q.has_value();
@@ -186,15 +153,15 @@ Tensor run_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Mayb
   Tensor o = packed ? empty({length, heads, value_dim}, q.scalar_type(), q)
                     : empty({batch, length, heads, value_dim}, q.scalar_type(), q);
   args.o = view(o, "o");
+  if (row_info != nullptr) *row_info = make_row_info(args, q, packed);
+  ForwardSizes sizes;
+  check(lla_forward_query(&args, &sizes));
   if (saved != nullptr) {
-    int64_t elements = 0;
-    check(lla_saved_size(&args, &elements));
-    *saved = empty({elements}, saved_type(q), q);
+    *saved = empty({sizes.saved_elements}, saved_type(q), q);
     args.saved = view(**saved, "saved");
   }
-  if (row_info != nullptr) *row_info = make_row_info(args, q, packed);
 
-  args.workspace_bytes = workspace_bytes(args, lla_forward_workspace);
+  args.workspace_bytes = sizes.workspace_bytes;
   const Workspace workspace(args.workspace_bytes, q);
   args.workspace = workspace.data();
   args.stream = current_stream(q);
@@ -236,8 +203,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   const auto guard = enter_device(q);
   check_ranks(q, v, cu_seqlens_q);
   if (!ridge && !x) invalid("give one of ridge and x");
-  lla_backward_args args;
-  lla_backward_args_init(&args);
+  BackwardArgs args;
   fill(args, q, k, v, ridge, x,
        {cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right, tol,
         max_iterations, solver, implementation, tf32});
@@ -254,7 +220,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   Tensor dridge = gradient(need_dridge, ridge ? *ridge : *x, ridge ? args.dridge : args.dx);
   Tensor row_info = info ? make_row_info(args, q, cu_seqlens_q.has_value()) : empty({0}, ScalarType::Int, q);
 
-  args.workspace_bytes = workspace_bytes(args, lla_backward_workspace);
+  BackwardSizes sizes;
+  check(lla_backward_query(&args, &sizes));
+  args.workspace_bytes = sizes.workspace_bytes;
   const Workspace workspace(args.workspace_bytes, q);
   args.workspace = workspace.data();
   args.stream = current_stream(q);
@@ -271,8 +239,7 @@ Tensor plan(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x, Mayb
             std::string solver, std::optional<std::string> implementation, bool tf32, bool explain) {
   const auto guard = enter_device(q);
   check_ranks(q, v, cu_seqlens_q);
-  lla_forward_args args;
-  lla_forward_args_init(&args);
+  ForwardArgs args;
   fill(args, q, k, v, ridge, x,
        {cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right, tol,
         max_iterations, solver, implementation, tf32});
@@ -291,6 +258,17 @@ Tensor plan(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x, Mayb
   std::fill(to, to + kTextBytes, '\0');
   check(explain ? lla_forward_explain(&args, to, kTextBytes) : lla_forward_plan(&args, to, kTextBytes));
   return text;
+}
+
+// What a row takes of the saved vector: the fake kernels multiply it by symbolic numbers of rows.
+int64_t saved_row_elements(int64_t dim, int64_t value_dim) {
+  ForwardArgs args;
+  args.q = args.k = dense(nullptr, DType::f32, {1, 1, 1, dim});
+  args.v = args.o = dense(nullptr, DType::f32, {1, 1, 1, value_dim});
+  args.ridge = scalar(nullptr);
+  ForwardSizes sizes;
+  check(lla_forward_query(&args, &sizes));
+  return sizes.saved_elements;
 }
 
 std::string implementations() {
@@ -329,6 +307,7 @@ STABLE_TORCH_LIBRARY(lla, m) {
        "Tensor dridge, Tensor row_info)")
           .c_str());
   m.def(("plan(" + inputs + kOptionsSchema + ", bool explain) -> Tensor").c_str());
+  m.def("saved_row_elements(int dim, int value_dim) -> int");
   m.def("implementations() -> str");
   m.def("machine() -> str");
   m.def("version() -> str");
@@ -339,6 +318,7 @@ STABLE_TORCH_LIBRARY_IMPL(lla, CPU, m) { lla::torch_ops::register_kernels(m); }
 STABLE_TORCH_LIBRARY_IMPL(lla, CUDA, m) { lla::torch_ops::register_kernels(m); }
 
 STABLE_TORCH_LIBRARY_IMPL(lla, CompositeExplicitAutograd, m) {
+  m.impl("saved_row_elements", TORCH_BOX(&lla::torch_ops::saved_row_elements));
   m.impl("implementations", TORCH_BOX(&lla::torch_ops::implementations));
   m.impl("machine", TORCH_BOX(&lla::torch_ops::machine));
   m.impl("version", TORCH_BOX(&lla::torch_ops::version));

@@ -2,6 +2,7 @@
 
 The order of the arguments is that of the schemas in bindings/torch/ops.cpp."""
 import contextlib
+import functools
 
 import torch
 from torch.autograd import forward_ad
@@ -53,11 +54,14 @@ def _check_shapes(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k):
         _fail_unless(tuple(x.shape) == tuple(q.shape), f"x is {tuple(x.shape)} but q is {tuple(q.shape)}")
 
 
+@functools.cache
+def _saved_row_elements(dim, value_dim):
+    """What a row takes of the saved vector: lla.h describes it, the library knows it."""
+    return torch.ops.lla.saved_row_elements(dim, value_dim)
+
+
 def _saved_elements(q, v):
-    """Elements of the saved vector; its layout is documented at lla_saved_size in lla.h."""
-    rows = q.numel() // q.shape[-1]
-    sections = (rows, rows, rows * q.shape[-1], rows * v.shape[-1], rows * q.shape[-1])
-    return sum((n + 3) // 4 * 4 for n in sections)
+    return q.numel() // q.shape[-1] * _saved_row_elements(int(q.shape[-1]), int(v.shape[-1]))
 
 
 @torch.library.register_fake("lla::forward")

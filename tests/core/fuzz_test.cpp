@@ -10,6 +10,7 @@
 #include "core/text.hpp"
 #include "support/conditioned.hpp"
 #include "support/gates.hpp"
+#include "support/truth.hpp"
 
 namespace lla::test {
 namespace {
@@ -92,15 +93,6 @@ FuzzCase make_case(uint64_t seed) {
   return c;
 }
 
-// x of the oracle's saved vector.
-std::vector<double> solved_x(const Spec& spec, const Forward& oracle) {
-  const auto section = [](int64_t n) { return (n + 3) / 4 * 4; };
-  const int64_t rows = spec.rows();
-  const auto first =
-      oracle.saved.begin() + 2 * section(rows) + section(rows * spec.dim) + section(rows * spec.value_dim);
-  return {first, first + rows * spec.dim};
-}
-
 double longest_row(const std::vector<double>& rows, int64_t width) {
   double largest = 0;
   for (size_t at = 0; at < rows.size(); at += static_cast<size_t>(width)) {
@@ -118,7 +110,7 @@ Gates fuzz_gates(const FuzzCase& c, const Inputs& inputs, const Forward& oracle)
   constexpr double kSlack = 5;
   const double epsilon = c.spec.dtype == DType::f64 ? 0x1p-52 : 0x1p-23;
   const double rounding =
-      epsilon * longest_row(solved_x(c.spec, oracle), c.spec.dim) * longest_row(inputs.k, c.spec.dim);
+      epsilon * longest_row(saved_x(c.spec, oracle.saved), c.spec.dim) * longest_row(inputs.k, c.spec.dim);
   const Gates gates = accuracy_gates(c.spec.dtype, c.ridge);
   return {kSlack * gates.output + 4 * rounding, kSlack * gates.gradient + 20 * rounding};
 }
@@ -128,7 +120,7 @@ Gates fuzz_gates(const FuzzCase& c, const Inputs& inputs, const Forward& oracle)
 bool gradients_vanish(const FuzzCase& c, const Inputs& inputs, const Forward& oracle, const Backward& want) {
   const double s =
       std::isnan(c.spec.options.scale) ? 1 / std::sqrt(static_cast<double>(c.spec.dim)) : c.spec.options.scale;
-  const double reach = longest_row(solved_x(c.spec, oracle), c.spec.dim) + s * longest_row(inputs.q, c.spec.dim);
+  const double reach = longest_row(saved_x(c.spec, oracle.saved), c.spec.dim) + s * longest_row(inputs.q, c.spec.dim);
   const double scale = longest_row(inputs.grad_o, c.spec.value_dim) * longest_row(inputs.v, c.spec.value_dim) * reach;
   return longest_row(want.dk, c.spec.dim) < 1e-4 * scale;
 }

@@ -42,9 +42,14 @@ const Feature kFeatures[] = {
      }},
     {"ridge per head, token, dimension", [](Problem& p) { p.ridge = RidgeShape::dimension; }},
     {"x given (Parallax)", [](Problem& p) { p.ridge = RidgeShape::none; }},
-    {"any strides", [](Problem& p) { p.dense_rows = false; }},
     {"solver: conjugate gradients", [](Problem& p) { p.solver = Solver::cg; }},
     {"solver: direct", [](Problem& p) { p.solver = Solver::direct; }},
+    {"key-value cache, contiguous or paged",
+     [](Problem& p) {
+       p.cache = true;
+       p.page_size = 16;
+     }},
+    {"options.batch_invariant", [](Problem& p) { p.batch_invariant = true; }},
 };
 
 // The easiest problem of each device: what a row changes is all that can be refused.
@@ -67,6 +72,7 @@ std::string cell(const Implementation& i, const Feature& feature) {
   const auto takes = [&](Operation operation) {
     Problem p = easy(operation, i);
     feature.apply(p);
+    if (p.cache && operation == Operation::backward) return false;  // the interface has no such call
     return i.refuse(p, h200()).empty();
   };
   const bool forward = takes(Operation::forward), backward = takes(Operation::backward);

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "core/cache_append.hpp"
 #include "core/problem.hpp"
 #include "core/text.hpp"
 #include "lla/lla.hpp"
@@ -40,5 +41,6 @@ class DeviceGuard {
 // would fault, and a fault costs the process its CUDA context.
 Status check_pointers(const core::ForwardCall& call);
 Status check_pointers(const core::BackwardCall& call);
+Status check_pointers(const core::CacheAppendCall& call);
 
 }  // namespace lla::cuda

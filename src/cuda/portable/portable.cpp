@@ -22,6 +22,7 @@ std::string refuse(const core::Problem& p, const core::Machine& machine) {
     return cat("needs ", kSharedMemoryLimit, " bytes of shared memory per block, the device has ",
                device.shared_memory_per_block);
   }
+  if (p.cache) return "does not follow the lengths and pages of a cache";
   if (p.dim > kLargestDim || p.value_dim > kLargestDim) {
     return cat("takes head dimensions up to ", kLargestDim, ", not D = ", p.dim, " with Dv = ", p.value_dim);
   }

@@ -87,6 +87,8 @@ std::string refuse(const Problem& p, const core::Machine& m) {
   if (p.dtype == DType::f32 && p.precision != Precision::tf32)
     return "takes f32 inputs only where options.precision allows TF32";
   if (p.dtype == DType::f64) return "takes bf16, f16 and f32 inputs, not f64";
+  if (p.cache) return "does not follow the lengths and pages of a cache";
+  if (p.batch_invariant) return "takes statistics over all packed sequences, so options.batch_invariant does not hold";
   if (p.dim > 128 || p.value_dim > 128) return "takes head dimensions up to 128";
   if (p.dim % 8 != 0 || p.value_dim % 8 != 0) return "takes head dimensions that are multiples of 8";
   if (p.solver == Solver::direct) return "solves by conjugate gradients only";
