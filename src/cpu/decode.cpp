@@ -110,7 +110,7 @@ class Jobs {
   bool next(DecodeJob& job) {
     const core::Problem& p = call_.problem;
     for (; batch_ < p.batch; ++batch_, head_ = 0) {
-      const core::Sequence s = core::sequence(p, call_.cu_seqlens_q, call_.cache, batch_);
+      const core::Sequence s = core::sequence(call_, batch_);
       const int64_t rows = s.length_q * p.group();
       if (!decodes(p, s) || rows == 0) continue;
       for (; head_ < p.heads_kv; ++head_, row_ = 0) {
@@ -197,7 +197,7 @@ template <class T>
 void prepare(const core::ForwardCall& call, const DecodeJob& job, DecodeUnit<T>& unit) {
   const core::Problem& p = call.problem;
   unit.call = &call;
-  unit.sequence = core::sequence(p, call.cu_seqlens_q, call.cache, job.batch);
+  unit.sequence = core::sequence(call, job.batch);
   unit.head_kv = job.head_kv;
   unit.first_row = job.first_row;
   unit.rows = job.rows;
@@ -372,7 +372,7 @@ void decode(const core::ForwardCall& call, int workers) {
     int64_t now = 0, late = 0;
     const int64_t wave = p.dtype == DType::f64 ? layout.wave64 : layout.wave32;
     for (; more && now + late < wave; more = all.next(job)) {
-      const core::Sequence s = core::sequence(p, call.cu_seqlens_q, call.cache, job.batch);
+      const core::Sequence s = core::sequence(call, job.batch);
       count_work(p, s, job);
       if (p.dtype == DType::f64 || in_float(p, s, job)) {
         layout.jobs[now++] = job;

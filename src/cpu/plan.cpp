@@ -72,7 +72,6 @@ Schedule make_schedule(const core::Problem& p, const core::Plan& plan) {
 }
 
 std::string refuse(const core::Problem& p, const core::Machine&) {
-  if (p.cache) return "does not follow the lengths and pages of a cache";
   if (p.dim > kMaxChannels) return core::cat("head dimension ", p.dim, " is above ", kMaxChannels);
   if (p.value_dim > kMaxChannels) return core::cat("value dimension ", p.value_dim, " is above ", kMaxChannels);
   if (p.weights == Weights::cached && cached_bytes(p, 1, 1) > p.cached_weights_limit) {

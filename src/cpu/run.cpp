@@ -13,14 +13,6 @@
 namespace lla::cpu {
 namespace {
 
-template <class Call>
-core::Sequence sequence_of(const Call& call, int64_t b) {
-  if constexpr (std::is_same_v<Call, core::ForwardCall>) {
-    if (call.cache) return core::sequence(call.problem, call.cu_seqlens_q, call.cache, b);
-  }
-  return core::sequence(call.problem, call.cu_seqlens_q, call.cu_seqlens_k, b);
-}
-
 // Names the heads of a wave, from `next` on, and packs their keys and values. Returns how many heads it has; `next` is
 // then the first of the next wave. Sequences that decode take no part.
 template <class T, class Call>
@@ -28,7 +20,7 @@ int64_t pack_wave(const Call& call, const core::Plan& plan, const Schedule& s, c
   const core::Problem& p = call.problem;
   int64_t count = 0, longest = 0;
   for (; next < s.heads && count < s.slots; ++next) {
-    const core::Sequence sequence = sequence_of(call, next / p.heads_kv);
+    const core::Sequence sequence = core::sequence(call, next / p.heads_kv);
     if (decodes(p, sequence)) continue;
     PackedHead<T>& head = layout.heads[count++];
     head.sequence = sequence;
