@@ -314,8 +314,8 @@ void apply_to_span(DecodeUnit<T>& unit, int64_t span, const DecodeWorker<T>& wor
       }
       sums.coefficients += static_cast<double>(hn::GetLane(hn::SumOfLanes(Tag<T>(), total)));
       if constexpr (kImage) {
-        HWY_ALIGN T image[kMaxChannels] = {};
-        add_rows(u, worker.keys, size.key_stride, tile.count, image);
+        HWY_ALIGN T image[kMaxChannels];
+        sum_rows(u, worker.keys, size.key_stride, tile.count, image);
         add_to(sums.image, image, size.key_stride);
       }
     }

@@ -11,7 +11,7 @@ namespace lla::cpu {
 
 constexpr int64_t kDecodeRows = 4;    // rows of a unit at most: they share every tile of keys
 constexpr int64_t kDecodeTile = 64;   // keys converted at a time
-constexpr int64_t kDecodeSum = 1024;  // keys summed in the unit's arithmetic; from there on sums are double
+constexpr int64_t kDecodeSum = 2048;  // keys summed in the unit's arithmetic; from there on sums are double
 constexpr int64_t kDecodeSpans = 16;  // spans of a unit at most
 
 // Magnitude from which a key counts as not finite: a matter of the caller's type, not of the arithmetic.

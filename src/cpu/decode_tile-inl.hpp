@@ -64,17 +64,19 @@ struct TileSource {
 struct TileRows {
   const char* row[kDecodeTile];
   int64_t count = 0, lines = 0;  // lines: cache lines of a row
+  bool foreseen = true;          // the rows lie one behind the other
 
   void find(const TileSource& from, const core::Operand& t, int64_t channels) {
     const int64_t width = t.dtype == DType::f64 ? 8 : t.dtype == DType::f32 ? 4 : 2;
     count = from.count;
     lines = t.stride[3] == 1 ? (channels * width + 63) / 64 : 1;
+    foreseen = t.stride[1] == channels && from.call.cache.page_size == 0;
     if (count == 0) return;
     KeyCursor at = from.cursor(t);
     for (int64_t j = 0; j < count; ++j, at.next()) row[j] = static_cast<const char*>(t.data) + at.offset() * width;
     for (int64_t j = count; j < round_up(count, 4); ++j) row[j] = row[count - 1];
   }
-  // Asks for four rows that will be read soon: the hardware does not foresee where they lie, and all of a tile at once
+  // Asks for four rows that will be read soon: the hardware may not foresee where they lie, and all of a tile at once
   // would wait for each other.
   HWY_INLINE void fetch(int64_t j) const {
     if (j >= count) return;
@@ -208,7 +210,7 @@ HWY_NOINLINE Bits<T> load_dots(const TileRows& from, const TileRows& soon, int64
   const T* u[kCount];
   for (int i = 0; i < kCount; ++i) u[i] = vectors[i];
   for (int64_t j = 0; j < from.count; j += 4) {
-    soon.fetch(j);
+    if (!soon.foreseen) soon.fetch(j);
     const Stored* row[4];
     for (int m = 0; m < 4; ++m) row[m] = reinterpret_cast<const Stored*>(from.row[j + m]);
     T* const to = tile + j * stride;
@@ -263,10 +265,10 @@ bool load_keys(const TileSource& from, const TileRows& rows, const TileRows& soo
 
 constexpr int kAccumulators = kRows == 12 ? 24 : 12;  // registers for sums
 
-// c[m][n] += sum over j of a[m][j] b[j][n], M numbers by N vectors; a's elements are a_row and a_key apart.
+// c[m][n] += sum over j of a[j][m] b[j][n], M numbers by N vectors, of rows `stride` apart.
 template <int M, int N, class T>
-HWY_INLINE void outer_block(const T* HWY_RESTRICT a, int64_t a_row, int64_t a_key, const T* HWY_RESTRICT b,
-                            int64_t b_stride, int64_t count, T* HWY_RESTRICT c, int64_t c_stride) {
+HWY_INLINE void outer_block(const T* HWY_RESTRICT a, const T* HWY_RESTRICT b, int64_t stride, int64_t count,
+                            T* HWY_RESTRICT c) {
   Vec<T> sums[M][N];
   for (int m = 0; m < M; ++m) {
     for (int n = 0; n < N; ++n) sums[m][n] = hn::Zero(Tag<T>());
@@ -275,31 +277,37 @@ HWY_INLINE void outer_block(const T* HWY_RESTRICT a, int64_t a_row, int64_t a_ke
     Vec<T> row[N];
     for (int n = 0; n < N; ++n) row[n] = load(b + n * kLanes<T>);
     for (int m = 0; m < M; ++m) {
-      const auto factor = splat(a[m * a_row]);
+      const auto factor = splat(a[m]);
       for (int n = 0; n < N; ++n) sums[m][n] = hn::MulAdd(factor, row[n], sums[m][n]);
     }
-    a += a_key;
-    b += b_stride;
+    a += stride;
+    b += stride;
   }
   for (int m = 0; m < M; ++m) {
     for (int n = 0; n < N; ++n) {
-      T* const to = c + m * c_stride + n * kLanes<T>;
+      T* const to = c + (m * N + n) * kLanes<T>;
       store(hn::Add(load(to), sums[m][n]), to);
     }
   }
 }
 
-// c += sum over j of a[j] row j.
+// c = sum over j of a[j] row j.
 template <int N, class T>
-HWY_INLINE void add_row_sums(const T* a, const T* tile, int64_t stride, int64_t from, int64_t count, T* c) {
+HWY_INLINE void sum_columns(const T* a, const T* tile, int64_t stride, int64_t from, int64_t count, T* c) {
   for (; from + N * kLanes<T> <= stride; from += N * kLanes<T>) {
-    outer_block<1, N>(a, 0, 1, tile + from, stride, count, c + from, stride);
+    Vec<T> sums[N];
+    for (auto& sum : sums) sum = hn::Zero(Tag<T>());
+    for (int64_t j = 0; j < count; ++j) {
+      const auto factor = splat(a[j]);
+      for (int n = 0; n < N; ++n) sums[n] = hn::MulAdd(factor, load(tile + j * stride + from + n * kLanes<T>), sums[n]);
+    }
+    for (int n = 0; n < N; ++n) store(sums[n], c + from + n * kLanes<T>);
   }
-  if constexpr (N > 1) add_row_sums<N / 2>(a, tile, stride, from, count, c);
+  if constexpr (N > 1) sum_columns<N / 2>(a, tile, stride, from, count, c);
 }
 template <class T>
-HWY_NOINLINE void add_rows(const T* a, const T* tile, int64_t stride, int64_t count, T* c) {
-  add_row_sums<8>(a, tile, stride, 0, count, c);
+HWY_NOINLINE void sum_rows(const T* a, const T* tile, int64_t stride, int64_t count, T* c) {
+  sum_columns<8>(a, tile, stride, 0, count, c);
 }
 
 // The sums of M coefficients a row, kDecodeTile apart, with rows as they are stored.
@@ -311,7 +319,7 @@ HWY_INLINE void sum_stored(const T* a, const TileRows& rows, const TileRows& soo
       for (int n = 0; n < N; ++n) sums[m][n] = hn::Zero(Tag<T>());
     }
     for (int64_t j = 0; j < rows.count; ++j) {
-      if (from == 0 && j % 4 == 0) soon.fetch(j);
+      if (from == 0 && j % 4 == 0 && !soon.foreseen) soon.fetch(j);
       const Stored* const row = reinterpret_cast<const Stored*>(rows.row[j]) + from;
       Vec<T> v[N];
       for (int n = 0; n < N; ++n) v[n] = load_stored<T>(row + n * kLanes<T>);
@@ -355,8 +363,7 @@ bool sum_values(const TileSource& from, const TileRows& rows, const TileRows& so
   // Whatever its coefficient, a value that is not finite makes every sum of its channel so.
   if (read && all_finite(c, coefficients * stride)) return false;
   const bool any = load_any_tile<T>(from, t, p.value_dim, stride, nullptr, infinity_bits<T>(), values, bad);
-  std::fill_n(c, coefficients * stride, T{0});
-  for (int64_t i = 0; i < coefficients; ++i) add_rows(a + i * kDecodeTile, values, stride, from.count, c + i * stride);
+  for (int64_t i = 0; i < coefficients; ++i) sum_rows(a + i * kDecodeTile, values, stride, from.count, c + i * stride);
   return any;
 }
 
@@ -388,10 +395,9 @@ HWY_NOINLINE void add_triangle(const T* tile, int64_t dim, int64_t stride, int64
     fetched += 4;
     const T *const a = tile + row, *const b = tile + column;
     T* const c = triangle + at;
-    constexpr int64_t kStep = kLanes<T>;
-    if (vectors == 3) return outer_block<kTriangleRows, 3>(a, 1, stride, b, stride, count, c, 3 * kStep);
-    if (vectors == 2) return outer_block<kTriangleRows, 2>(a, 1, stride, b, stride, count, c, 2 * kStep);
-    outer_block<kTriangleRows, 1>(a, 1, stride, b, stride, count, c, kStep);
+    if (vectors == 3) return outer_block<kTriangleRows, 3>(a, b, stride, count, c);
+    if (vectors == 2) return outer_block<kTriangleRows, 2>(a, b, stride, count, c);
+    outer_block<kTriangleRows, 1>(a, b, stride, count, c);
   });
 }
 

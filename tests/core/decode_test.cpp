@@ -1,4 +1,5 @@
-// Generation: few rows over long caches, in the accuracy the issue of it asks for, and what must not change a bit of it.
+// Generation: few rows over long caches, in the accuracy the issue of it asks for, and what must not change a bit of
+// it.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -131,7 +132,8 @@ TEST_P(Decode, FewKeys) {
   }
 }
 
-// A row is NaN exactly if it sees a key or value that is not finite, or has such a query; its neighbours keep their bits.
+// A row is NaN exactly if it sees a key or value that is not finite, or has such a query; its neighbours keep their
+// bits.
 TEST_P(Decode, NotFinite) {
   constexpr double kNaN = std::numeric_limits<double>::quiet_NaN(), kInf = std::numeric_limits<double>::infinity();
   for (const int64_t dim : {int64_t{20}, int64_t{64}}) {

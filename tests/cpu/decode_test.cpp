@@ -57,7 +57,8 @@ TEST(CpuDecode, EveryTarget) {
       const CacheForward got = run_cache(in, inputs, "cpu");
       ASSERT_EQ(got.status, LLA_OK) << got.message;
       for (size_t b = 0; b < got.o.size(); ++b) {
-        EXPECT_LE(relative_error(got.o[b], want.o[b]), dtype == DType::f64 ? 1e-7 : 3e-4) << target << ", sequence " << b;
+        EXPECT_LE(relative_error(got.o[b], want.o[b]), dtype == DType::f64 ? 1e-7 : 3e-4)
+            << target << ", sequence " << b;
       }
     }
   });
