@@ -47,8 +47,9 @@ class Call {
   Status prepare() {
     fill(forward_);
     forward_.o = view(o_);
-    int64_t saved = 0;
-    LLA_RETURN_IF_ERROR(saved_size(forward_, saved));
+    ForwardSizes sizes;
+    LLA_RETURN_IF_ERROR(query(forward_, sizes));
+    const int64_t saved = sizes.saved_elements;
     saved_.assign(static_cast<size_t>(saved * core::size_of(ridge_dtype())), std::byte{});
     forward_.saved = dense(saved_.data(), ridge_dtype(), {saved});
     LLA_RETURN_IF_ERROR(give_workspace(forward_));

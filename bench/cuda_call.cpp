@@ -142,8 +142,9 @@ CudaCall::CudaCall(const CudaCase& c, const CudaInputs& in, DType out)
   attach(forward_);
   forward_.o = rows(o_, out);
   if (c.what == What::backward) {
-    int64_t size = 0;
-    require(saved_size(forward_, size));
+    ForwardSizes sizes;
+    require(query(forward_, sizes));
+    const int64_t size = sizes.saved_elements;
     saved_ = DeviceArray(static_cast<size_t>(size * core::size_of(ridge_dtype_)));
     forward_.saved = dense(saved_.data(), ridge_dtype_, {size}, c.device);
     attach(backward_);

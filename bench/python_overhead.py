@@ -75,18 +75,14 @@ class View(ctypes.Structure):
         return view
 
 
-class Options(ctypes.Structure):
-    """lla_options"""
-    _fields_ = [("struct_size", ctypes.c_size_t), ("scale", ctypes.c_double), ("tolerance", ctypes.c_double),
-                ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
-                ("cached_weights_limit", ctypes.c_int64), ("implementation", ctypes.c_char_p),
-                ("causal", ctypes.c_int32), ("max_iterations", ctypes.c_int32), ("solver", ctypes.c_int32),
-                ("weights", ctypes.c_int32)]
+class ForwardSizes(ctypes.Structure):
+    """The beginning of lla_forward_sizes"""
+    _fields_ = [("struct_size", ctypes.c_size_t), ("workspace_bytes", ctypes.c_size_t)]
 
 
 class ForwardArgs(ctypes.Structure):
-    """lla_forward_args"""
-    _fields_ = [("struct_size", ctypes.c_size_t), ("options", Options)] + [
+    """lla_forward_args up to its stream; without options it means their defaults"""
+    _fields_ = [("struct_size", ctypes.c_size_t), ("options", ctypes.c_void_p)] + [
         (name, View) for name in ("q", "k", "v", "ridge", "x", "o", "cu_seqlens_q", "cu_seqlens_k")] + [
         ("max_seqlen_q", ctypes.c_int64), ("max_seqlen_k", ctypes.c_int64)] + [
         (name, View) for name in ("saved", "iterations", "residual", "row_status")] + [
@@ -97,17 +93,17 @@ def c_call(q, k, v, ridge=None, x=None):
     """lla_forward on the default stream, ready to run."""
     library = ctypes.CDLL("liblla.so.0.1")  # loaded already, by the operators
     args = ForwardArgs()
-    library.lla_forward_args_init(ctypes.byref(args))
+    library.lla_forward_args_init_size(ctypes.byref(args), ctypes.c_size_t(ctypes.sizeof(args)))
     o = torch.empty_like(q)
     args.q, args.k, args.v, args.o = map(View.of, (q, k, v, o))
     if ridge is not None:
         args.ridge = View.of(ridge)
     if x is not None:
         args.x = View.of(x)
-    size = ctypes.c_size_t()
-    library.lla_forward_workspace(ctypes.byref(args), ctypes.byref(size))
-    workspace = torch.empty(size.value + 256, dtype=torch.uint8, device=q.device)
-    args.workspace, args.workspace_bytes = -(-workspace.data_ptr() // 256) * 256, size.value
+    sizes = ForwardSizes(ctypes.sizeof(ForwardSizes))
+    assert library.lla_forward_query(ctypes.byref(args), ctypes.byref(sizes)) == 0
+    workspace = torch.empty(sizes.workspace_bytes + 256, dtype=torch.uint8, device=q.device)
+    args.workspace, args.workspace_bytes = -(-workspace.data_ptr() // 256) * 256, sizes.workspace_bytes
     reference, kept = ctypes.byref(args), (args, o, workspace)
 
     def run():

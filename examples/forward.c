@@ -8,7 +8,8 @@ enum { L = 64, D = 8 };
 
 static lla_tensor view(void* data, int64_t length, int64_t dim) {
   lla_tensor t = {.data = data, .dtype = LLA_F32, .ndim = 4};
-  const int64_t size[4] = {1, length, 1, dim}, stride[4] = {length * dim, dim, dim, 1}; /* (batch, length, heads, dim) */
+  const int64_t size[4] = {1, length, 1, dim},
+                stride[4] = {length * dim, dim, dim, 1}; /* (batch, length, heads, dim) */
   for (int i = 0; i < 4; ++i) t.size[i] = size[i], t.stride[i] = stride[i];
   return t;
 }
@@ -24,10 +25,14 @@ int main(void) {
   lla_forward_args_init(&args);
   args.q = view(q, L, D), args.k = view(k, L, D), args.v = view(v, L, 1), args.o = view(o, L, 1);
   args.ridge = (lla_tensor){.data = &ridge, .dtype = LLA_F32}; /* one number; per head, token or dimension works too */
-  args.options.causal = 0;
+  lla_options options;
+  lla_options_init(&options);
+  options.causal = 0;
+  args.options = &options;
 
-  if (lla_forward_workspace(&args, &args.workspace_bytes) == LLA_OK)
-    args.workspace = aligned_alloc(256, (args.workspace_bytes + 255) / 256 * 256);
+  lla_forward_sizes sizes = {.struct_size = sizeof sizes};
+  if (lla_forward_query(&args, &sizes) == LLA_OK)
+    args.workspace = aligned_alloc(256, (args.workspace_bytes = (sizes.workspace_bytes + 255) / 256 * 256));
   if (lla_forward(&args) != LLA_OK) {
     fprintf(stderr, "%s\n", lla_last_error());
     return 1;

@@ -1,4 +1,5 @@
-// One forward and one backward call, and the check every gradient deserves: does a small step along it pay what it says?
+// One forward and one backward call, and the check every gradient deserves: does a small step along it pay what it
+// says?
 #include <lla/lla.hpp>
 
 #include <cmath>
@@ -28,10 +29,10 @@ struct Model {
     lla::ForwardArgs args;
     describe_inputs(args);
     args.o = lla::dense(o.data(), lla::DType::f32, {B, L, H, D});
-    int64_t elements = 0;
-    if (lla::Status s = lla::saved_size(args, elements); !s) return s;
-    saved.resize(static_cast<size_t>(elements));
-    args.saved = lla::dense(saved.data(), lla::DType::f32, {elements});
+    lla::ForwardSizes sizes;
+    if (lla::Status s = lla::query(args, sizes); !s) return s;
+    saved.resize(static_cast<size_t>(sizes.saved_elements));
+    args.saved = lla::dense(saved.data(), lla::DType::f32, {sizes.saved_elements});
     lla::Workspace workspace(args);
     if (lla::Status s = lla::forward(args); !s) return s;
     value = 0;
@@ -85,6 +86,7 @@ int main() {
 
   double after = 0;
   if (lla::Status s = model.loss(after); !s) return fail(s);
-  std::printf("loss %.4f -> %.4f: changed by %.5f, the gradient promised %.5f\n", before, after, after - before, promised);
+  std::printf("loss %.4f -> %.4f: changed by %.5f, the gradient promised %.5f\n", before, after, after - before,
+              promised);
   return std::abs((after - before) / promised - 1) < 0.05 ? 0 : 1;
 }

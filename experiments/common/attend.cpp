@@ -25,17 +25,14 @@ Attended<T> attend(const AttendArgs<T>& a) {
   args.options.tolerance = a.tolerance;
   args.options.causal = a.causal;
   if (a.direct) args.options.solver = LLA_SOLVER_DIRECT;
-  int64_t elements = 0;
-  if (const Status s = saved_size(args, elements); !s) throw Failure(s.message());
-  std::vector<T> saved(elements);
-  args.saved = dense(saved.data(), type, {elements});
+  ForwardSizes sizes;
+  if (const Status s = query(args, sizes); !s) throw Failure(s.message());
+  std::vector<T> saved(sizes.saved_elements);
+  args.saved = dense(saved.data(), type, {sizes.saved_elements});
   Workspace workspace(args);
   if (const Status s = forward(args); !s) throw Failure(s.message());
-  // Sections of the saved vector (lla.h): max[R], omega[R], mean_k[R][dim], mean_v[R][value_dim], each rounded up to 4.
-  const auto rounded = [](int64_t n) { return (n + 3) / 4 * 4; };
-  const int64_t rows = a.batch * a.queries;
-  const auto mean_v = saved.begin() + 2 * rounded(rows) + rounded(rows * a.dim);
-  out.softmax.assign(mean_v, mean_v + rows * a.value_dim);
+  const auto mean_v = saved.begin() + sizes.saved_mean_v;
+  out.softmax.assign(mean_v, mean_v + a.batch * a.queries * a.value_dim);
   return out;
 }
 

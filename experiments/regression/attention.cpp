@@ -93,21 +93,15 @@ Attention::Outputs Attention::forward(size_t ridge, bool strict) {
   args.options.implementation = implementation_.empty() ? nullptr : implementation_.c_str();
   args.stream = memory_.stream();
 
-  int64_t saved_elements = 0;
-  if (const Status s = saved_size(args, saved_elements); !s) throw Failure(s.message());
-  float* saved = saved_.require_as<float>(saved_elements);
-  args.saved = dense(saved, DType::f32, {saved_elements}, device);
-  size_t workspace = 0;
-  if (const Status s = workspace_bytes(args, workspace); !s) throw Failure(s.message());
-  args.workspace = workspace_.require(workspace);
-  args.workspace_bytes = workspace;
+  ForwardSizes sizes;
+  if (const Status s = query(args, sizes); !s) throw Failure(s.message());
+  float* saved = saved_.require_as<float>(sizes.saved_elements);
+  args.saved = dense(saved, DType::f32, {sizes.saved_elements}, device);
+  args.workspace = workspace_.require(sizes.workspace_bytes);
+  args.workspace_bytes = sizes.workspace_bytes;
   if (const Status s = lla::forward(args); !s) throw Failure(s.message());
 
-  // Sections of the saved vector (lla.h): max[R], omega[R], mean_k[R][dim], mean_v[R][d], x[R][dim], each rounded up
-  // to 4.
-  const auto rounded = [](int64_t n) { return (n + 3) / 4 * 4; };
-  const float* mean_v = saved + 2 * rounded(batch * rows) + rounded(batch * rows * dim_);
-  return {o, mean_v, length * d, rows * d, first};
+  return {o, saved + sizes.saved_mean_v, length * d, rows * d, first};
 }
 
 int64_t Attention::error_offset(bool strict, size_t series, int64_t sequence) const {

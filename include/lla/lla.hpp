@@ -25,7 +25,8 @@ enum class DType : int32_t {
   f64 = LLA_F64,
   bf16 = LLA_BF16,
   f16 = LLA_F16,
-  i32 = LLA_I32
+  i32 = LLA_I32,
+  i64 = LLA_I64
 };
 enum class Solver : int32_t { automatic = LLA_SOLVER_AUTO, cg = LLA_SOLVER_CG, direct = LLA_SOLVER_DIRECT };
 enum class Weights : int32_t {
@@ -86,24 +87,61 @@ struct Options : lla_options {
   Options() { lla_options_init(this); }
 };
 
-struct ForwardArgs : lla_forward_args {
-  ForwardArgs() { lla_forward_args_init(this); }
-};
+namespace detail {
+inline void init(lla_forward_args* args) { lla_forward_args_init(args); }
+inline void init(lla_backward_args* args) { lla_backward_args_init(args); }
 
-struct BackwardArgs : lla_backward_args {
-  BackwardArgs() { lla_backward_args_init(this); }
+// Arguments that own their options: in C++ `args.options` is the struct, and the C struct's pointer points to it.
+template <class Args>
+struct WithOptions : Args {
+  Options options;
+
+  WithOptions() {
+    init(this);
+    Args::options = &options;
+  }
+  WithOptions(const WithOptions& other) : Args(other), options(other.options) { Args::options = &options; }
+  WithOptions& operator=(const WithOptions& other) {
+    Args::operator=(other);
+    options = other.options;
+    Args::options = &options;
+    return *this;
+  }
+};
+}  // namespace detail
+
+struct ForwardArgs : detail::WithOptions<lla_forward_args> {};
+struct BackwardArgs : detail::WithOptions<lla_backward_args> {};
+struct CacheAppendArgs : lla_cache_append_args {
+  CacheAppendArgs() { lla_cache_append_args_init(this); }
+};
+struct ForwardSizes : lla_forward_sizes {
+  ForwardSizes() : lla_forward_sizes{} { struct_size = sizeof(lla_forward_sizes); }
+};
+struct BackwardSizes : lla_backward_sizes {
+  BackwardSizes() : lla_backward_sizes{} { struct_size = sizeof(lla_backward_sizes); }
 };
 
 inline Status forward(const ForwardArgs& args) { return Status::last(lla_forward(&args)); }
 inline Status backward(const BackwardArgs& args) { return Status::last(lla_backward(&args)); }
+inline Status cache_append(const CacheAppendArgs& args) { return Status::last(lla_cache_append(&args)); }
+inline Status query(const ForwardArgs& args, ForwardSizes& sizes) {
+  return Status::last(lla_forward_query(&args, &sizes));
+}
+inline Status query(const BackwardArgs& args, BackwardSizes& sizes) {
+  return Status::last(lla_backward_query(&args, &sizes));
+}
 inline Status workspace_bytes(const ForwardArgs& args, size_t& bytes) {
-  return Status::last(lla_forward_workspace(&args, &bytes));
+  ForwardSizes sizes;
+  Status status = query(args, sizes);
+  bytes = sizes.workspace_bytes;
+  return status;
 }
 inline Status workspace_bytes(const BackwardArgs& args, size_t& bytes) {
-  return Status::last(lla_backward_workspace(&args, &bytes));
-}
-inline Status saved_size(const ForwardArgs& args, int64_t& elements) {
-  return Status::last(lla_saved_size(&args, &elements));
+  BackwardSizes sizes;
+  Status status = query(args, sizes);
+  bytes = sizes.workspace_bytes;
+  return status;
 }
 
 // Host workspace for calls on the CPU: sized for the arguments, attached to them, freed with this object.

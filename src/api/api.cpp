@@ -1,18 +1,17 @@
 // The C entry points: validate, plan, run. Nothing escapes as an exception.
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <exception>
-#include <new>
 #include <string>
 
-#include "core/text.hpp"
 #include "api/last_error.hpp"
+#include "core/text.hpp"
 #include "lla/lla.h"
 #include "plan/backends.hpp"
+#include "plan/cache_append.hpp"
 #include "plan/implementation.hpp"
 #include "plan/padding.hpp"
+#include "validate/structs.hpp"
 #include "validate/validate.hpp"
 
 namespace lla::core {
@@ -20,6 +19,7 @@ namespace {
 
 // Which call type belongs to which arguments, and how it is run.
 struct Forward {
+  static constexpr const char* kInit = "lla_forward_args_init";
   using Args = lla_forward_args;
   using Call = ForwardCall;
   static Status run(const Call& call, const Plan& plan) { return plan.implementation->forward(call, plan); }
@@ -28,6 +28,7 @@ struct Forward {
 };
 
 struct Backward {
+  static constexpr const char* kInit = "lla_backward_args_init";
   using Args = lla_backward_args;
   using Call = BackwardCall;
   static Status run(const Call& call, const Plan& plan) { return plan.implementation->backward(call, plan); }
@@ -44,23 +45,70 @@ Machine machine_for(const Problem& p, size_t workspace_bytes = SIZE_MAX) {
   return m;
 }
 
+// A call whose arguments are complete, checked and planned.
 template <class Pass>
-Status prepare(const typename Pass::Args* args, Pointers pointers, typename Pass::Call& call, Plan& plan) {
-  if (args == nullptr) return invalid("args: is null");
-  LLA_RETURN_IF_ERROR(validate(*args, pointers, call));
-  if (call.problem.device == Device::cpu) LLA_RETURN_IF_ERROR(cpu::check_environment());
-  const size_t workspace_bytes = pointers == Pointers::required ? args->workspace_bytes : SIZE_MAX;
-  return make_plan(call.problem, machine_for(call.problem, workspace_bytes), args->options.implementation, plan);
-}
-
-template <class Pass>
-Status query_workspace(const typename Pass::Args* args, size_t* bytes) {
-  if (bytes == nullptr) return invalid("bytes: is null");
+struct Prepared {
+  Complete<typename Pass::Args> given;
   typename Pass::Call call;
   Plan plan;
-  LLA_RETURN_IF_ERROR(prepare<Pass>(args, Pointers::optional, call, plan));
-  *bytes = Pass::nothing_to_write(call.problem) ? 0 : plan.workspace_bytes;
+
+  Status check(const typename Pass::Args* args, Pointers pointers) {
+    LLA_RETURN_IF_ERROR(given.read(args, Pass::kInit));
+    return validate(given.args, pointers, call);
+  }
+  Status prepare(const typename Pass::Args* args, Pointers pointers) {
+    LLA_RETURN_IF_ERROR(check(args, pointers));
+    return choose_plan(pointers == Pointers::required ? given.args.workspace_bytes : SIZE_MAX);
+  }
+  Status choose_plan(size_t workspace_bytes) {
+    const Problem& p = call.problem;
+    if (p.device == Device::cpu) LLA_RETURN_IF_ERROR(cpu::check_environment());
+    LLA_RETURN_IF_ERROR(make_plan(p, machine_for(p, workspace_bytes), given.options.implementation, plan));
+    if (Pass::nothing_to_write(p)) plan.workspace_bytes = 0;
+    return {};
+  }
+};
+
+// The answer, cut to the caller's size of it.
+template <class Sizes>
+Status write_sizes(Sizes sizes, Sizes* to) {
+  const size_t size = to->struct_size;
+  if (size < sizeof size || size > sizeof sizes) {
+    return invalid(cat("sizes: struct_size is ", size, ", this library's is ", sizeof sizes));
+  }
+  sizes.struct_size = size;
+  std::memcpy(to, &sizes, size);
   return {};
+}
+
+Status query(const lla_forward_args* args, lla_forward_sizes* to) {
+  if (to == nullptr) return invalid("sizes: is null");
+  Prepared<Forward> p;
+  LLA_RETURN_IF_ERROR(p.given.read(args, Forward::kInit));
+  p.given.args.saved = lla_tensor{};  // asked before the vector exists
+  LLA_RETURN_IF_ERROR(validate(p.given.args, Pointers::optional, p.call));
+  LLA_RETURN_IF_ERROR(p.choose_plan(SIZE_MAX));
+  lla_forward_sizes sizes{};
+  sizes.workspace_bytes = p.plan.workspace_bytes;
+  if (!p.call.problem.cache) {
+    const SavedLayout at(p.call.problem);
+    sizes.saved_elements = at.size;
+    sizes.saved_max = at.max;
+    sizes.saved_omega = at.omega;
+    sizes.saved_mean_k = at.mean_k;
+    sizes.saved_mean_v = at.mean_v;
+    sizes.saved_x = at.x;
+  }
+  return write_sizes(sizes, to);
+}
+
+Status query(const lla_backward_args* args, lla_backward_sizes* to) {
+  if (to == nullptr) return invalid("sizes: is null");
+  Prepared<Backward> p;
+  LLA_RETURN_IF_ERROR(p.prepare(args, Pointers::optional));
+  lla_backward_sizes sizes{};
+  sizes.workspace_bytes = p.plan.workspace_bytes;
+  return write_sizes(sizes, to);
 }
 
 Status copy_text(const std::string& from, char* text, size_t capacity) {
@@ -73,29 +121,26 @@ Status copy_text(const std::string& from, char* text, size_t capacity) {
 
 template <class Pass>
 Status query_plan(const typename Pass::Args* args, char* text, size_t capacity) {
-  typename Pass::Call call;
-  Plan plan;
-  LLA_RETURN_IF_ERROR(prepare<Pass>(args, Pointers::optional, call, plan));
-  return copy_text(plan.text(call.problem, machine_for(call.problem)), text, capacity);
+  Prepared<Pass> p;
+  LLA_RETURN_IF_ERROR(p.prepare(args, Pointers::optional));
+  return copy_text(p.plan.text(p.call.problem, machine_for(p.call.problem)), text, capacity);
 }
 
 template <class Pass>
 Status query_explanation(const typename Pass::Args* args, char* text, size_t capacity) {
-  if (args == nullptr) return invalid("args: is null");
-  typename Pass::Call call;
-  LLA_RETURN_IF_ERROR(validate(*args, Pointers::optional, call));
-  return copy_text(explain(call.problem, machine_for(call.problem)), text, capacity);
+  Prepared<Pass> p;
+  LLA_RETURN_IF_ERROR(p.check(args, Pointers::optional));
+  return copy_text(explain(p.call.problem, machine_for(p.call.problem)), text, capacity);
 }
 
 template <class Pass>
 Status run(const typename Pass::Args* args) {
-  typename Pass::Call call;
-  Plan plan;
-  LLA_RETURN_IF_ERROR(prepare<Pass>(args, Pointers::required, call, plan));
-  if (Pass::nothing_to_write(call.problem)) return {};
-  LLA_RETURN_IF_ERROR(validate_workspace(*args, plan.workspace_bytes));
-  LLA_RETURN_IF_ERROR(Pass::run(call, plan));
-  return zero_padding(call);
+  Prepared<Pass> p;
+  LLA_RETURN_IF_ERROR(p.prepare(args, Pointers::required));
+  if (Pass::nothing_to_write(p.call.problem)) return {};
+  LLA_RETURN_IF_ERROR(validate_workspace(p.given.args, p.plan.workspace_bytes));
+  LLA_RETURN_IF_ERROR(Pass::run(p.call, p.plan));
+  return zero_padding(p.call);
 }
 
 }  // namespace
@@ -105,50 +150,24 @@ using namespace lla::core;
 
 extern "C" {
 
-void lla_options_init(lla_options* options) {
-  if (options == nullptr) return;
-  *options = lla_options{};
-  options->struct_size = sizeof(lla_options);
-  options->scale = std::nan("");
-  options->tolerance = std::nan("");
-  options->window_left = -1;
-  options->window_right = -1;
-  options->cached_weights_limit = int64_t{1} << 30;
-  options->causal = 1;
+void lla_options_init_size(lla_options* options, size_t struct_size) {
+  write_sized(default_options(), options, struct_size);
+}
+void lla_forward_args_init_size(lla_forward_args* args, size_t struct_size) {
+  write_sized(default_args<lla_forward_args>(), args, struct_size);
+}
+void lla_backward_args_init_size(lla_backward_args* args, size_t struct_size) {
+  write_sized(default_args<lla_backward_args>(), args, struct_size);
+}
+void lla_cache_append_args_init_size(lla_cache_append_args* args, size_t struct_size) {
+  write_sized(default_args<lla_cache_append_args>(), args, struct_size);
 }
 
-void lla_forward_args_init(lla_forward_args* args) {
-  if (args == nullptr) return;
-  *args = lla_forward_args{};
-  args->struct_size = sizeof(lla_forward_args);
-  lla_options_init(&args->options);
+lla_status lla_forward_query(const lla_forward_args* args, lla_forward_sizes* sizes) {
+  return guarded([&] { return query(args, sizes); });
 }
-
-void lla_backward_args_init(lla_backward_args* args) {
-  if (args == nullptr) return;
-  *args = lla_backward_args{};
-  args->struct_size = sizeof(lla_backward_args);
-  lla_options_init(&args->options);
-}
-
-lla_status lla_forward_workspace(const lla_forward_args* args, size_t* bytes) {
-  return guarded([&] { return query_workspace<Forward>(args, bytes); });
-}
-lla_status lla_backward_workspace(const lla_backward_args* args, size_t* bytes) {
-  return guarded([&] { return query_workspace<Backward>(args, bytes); });
-}
-
-lla_status lla_saved_size(const lla_forward_args* args, int64_t* elements) {
-  return guarded([&]() -> lla::Status {
-    if (args == nullptr) return invalid("args: is null");
-    if (elements == nullptr) return invalid("elements: is null");
-    lla_forward_args without_saved = *args;  // asked before the vector exists, so its shape is not checked yet
-    without_saved.saved = lla_tensor{};
-    ForwardCall call;
-    LLA_RETURN_IF_ERROR(validate(without_saved, Pointers::optional, call));
-    *elements = SavedLayout(call.problem).size;
-    return {};
-  });
+lla_status lla_backward_query(const lla_backward_args* args, lla_backward_sizes* sizes) {
+  return guarded([&] { return query(args, sizes); });
 }
 
 lla_status lla_forward_plan(const lla_forward_args* args, char* text, size_t capacity) {
@@ -169,6 +188,17 @@ lla_status lla_forward(const lla_forward_args* args) {
 }
 lla_status lla_backward(const lla_backward_args* args) {
   return guarded([&] { return run<Backward>(args); });
+}
+
+lla_status lla_cache_append(const lla_cache_append_args* args) {
+  return guarded([&]() -> lla::Status {
+    if (args == nullptr) return invalid("args: is null");
+    auto full = default_args<lla_cache_append_args>();
+    LLA_RETURN_IF_ERROR(read_sized("args", "lla_cache_append_args_init", *args, full));
+    CacheAppendCall call;
+    LLA_RETURN_IF_ERROR(validate(full, call));
+    return append(call);
+  });
 }
 
 }  // extern "C"

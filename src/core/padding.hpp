@@ -3,6 +3,7 @@
 // other.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -28,12 +29,19 @@ struct Padding {
   int count = 0;
   const int32_t* last_q = nullptr;  // the last entries of cu_seqlens, where those are
   const int32_t* last_k = nullptr;
+  // Over a cache cu_seqlens_q may hold anything: rows behind its largest entry belong to no sequence. These many
+  // entries before last_q count too.
+  int64_t more_entries = 0;
 
   template <class Call>
   void add_common(const Call& call) {
     const Problem& p = call.problem;
     last_q = call.cu_seqlens_q + p.batch;
-    last_k = call.cu_seqlens_k + p.batch;
+    if (p.cache) {
+      more_entries = p.batch;
+    } else {
+      last_k = call.cu_seqlens_k + p.batch;
+    }
     for (void* row_info : {static_cast<void*>(call.info.iterations), static_cast<void*>(call.info.residual),
                            static_cast<void*>(call.info.status)}) {
       if (row_info) rows[count++] = {row_info, p.total_q, p.heads_q, 1, 1, p.total_q, 1, 4, false};
@@ -83,11 +91,20 @@ struct Padding {
   }
 };
 
+// The first position of no sequence.
+constexpr int64_t padding_start(const Padding& padding, const PaddedRows& t) {
+  const int32_t* const last = t.keys ? padding.last_k : padding.last_q;
+  int64_t start = *last;
+  if (padding.more_entries == 0) return start;
+  for (int64_t i = 1; i <= padding.more_entries; ++i) start = std::max<int64_t>(start, last[-i]);
+  return std::max<int64_t>(start, 0);
+}
+
 // Where the host can reach them.
 inline void zero_on_host(const Padding& padding) {
   for (int i = 0; i < padding.count; ++i) {
     const PaddedRows& t = padding.rows[i];
-    for (int64_t position = *(t.keys ? padding.last_k : padding.last_q); position < t.total; ++position) {
+    for (int64_t position = padding_start(padding, t); position < t.total; ++position) {
       for (int64_t h = 0; h < t.heads; ++h) {
         char* const row = static_cast<char*>(t.data) + (position * t.position + h * t.head) * t.width;
         for (int64_t c = 0; c < t.channels; ++c) std::memset(row + c * t.channel * t.width, 0, t.width);

@@ -38,12 +38,14 @@ struct Problem {
   int device_index = 0;
   DType dtype = DType::f32;      // q, k, v
   DType out_dtype = DType::f32;  // o, or the gradients of q, k, v, x
-  bool packed = false;
-  int64_t batch = 0;     // sequences
-  int64_t seqlen_q = 0;  // longest sequence when packed
-  int64_t seqlen_k = 0;
-  int64_t total_q = 0;  // rows of q over all sequences: batch * seqlen_q unless packed
-  int64_t total_k = 0;
+  bool packed = false;           // queries, and keys too unless they are in a cache
+  bool cache = false;            // k and v are a cache (KeyCache)
+  int64_t batch = 0;             // sequences
+  int64_t seqlen_q = 0;          // longest sequence when packed
+  int64_t seqlen_k = 0;          // in a cache: bound of the lengths
+  int64_t total_q = 0;           // rows of q over all sequences: batch * seqlen_q unless packed
+  int64_t total_k = 0;           // in a cache: bound of the keys of all sequences that do not decode
+  int64_t page_size = 0;         // of a cache; 0: contiguous
   int64_t heads_q = 0;
   int64_t heads_kv = 0;
   int64_t dim = 0;
@@ -57,8 +59,9 @@ struct Problem {
   Weights weights = Weights::automatic;
   Precision precision = Precision::full;
   int64_t cached_weights_limit = int64_t{1} << 30;
-  bool dense_rows = true;  // every row of q, k, v, o is contiguous and 16-byte aligned, with 16-byte strides
+  bool batch_invariant = false;  // a sequence's bits do not depend on the others
 
+  constexpr bool packed_keys() const { return packed && !cache; }
   constexpr bool given_x() const { return ridge == RidgeShape::none; }
   constexpr int64_t group() const { return heads_kv > 0 ? heads_q / heads_kv : 1; }  // without heads: any
   constexpr int64_t rows() const { return total_q * heads_q; }  // rows of the saved and info outputs
@@ -80,18 +83,40 @@ struct RowOutputs {
   int32_t* status = nullptr;
 };
 
-// Offsets, in elements, of the sections of the saved vector (documented at lla_saved_size).
+// Keys and values in a cache: how many each sequence has and where they lie. Small and whole, so that a kernel can take
+// it as it is; the strides are those of k and v (page or sequence, slot, head, channel).
+struct KeyCache {
+  const int32_t* lengths = nullptr;    // (batch), new tokens included; null: k and v are no cache
+  const int32_t* first_key = nullptr;  // (batch): the keys before it are invisible; null: all are visible
+  const int32_t* table = nullptr;      // pages of each sequence; null: the cache is contiguous
+  int64_t table_stride = 0;            // entries from one sequence's pages to the next one's
+  int64_t page_size = 0;               // 0: contiguous
+  int64_t pages = 0;                   // that there are
+  int64_t max_length = 0;              // bound of the lengths
+
+  constexpr explicit operator bool() const { return lengths != nullptr; }
+  // The first two indices of sequence b's key j in k and v. An entry of the table may be out of range: see has_page.
+  constexpr int64_t page(int64_t b, int64_t j) const {
+    return page_size > 0 ? table[b * table_stride + j / page_size] : b;
+  }
+  constexpr int64_t slot(int64_t j) const { return page_size > 0 ? j % page_size : j; }
+  constexpr bool has_page(int64_t page) const { return page >= 0 && page < pages; }
+};
+
+// Offsets, in elements, of the sections of the saved vector (documented at lla_forward_sizes).
+// The vectors come first: where head dimensions are multiples of 4 or 8, they begin at 16 bytes. Every row takes
+// equally much, so that the size is a multiple of the rows (python/lla/_ops.py counts on it for symbolic lengths).
 struct SavedLayout {
   int64_t max, omega, mean_k, mean_v, x, size;
 
   explicit SavedLayout(const Problem& p) {
     int64_t at = 0;
-    const auto take = [&](int64_t n) { return std::exchange(at, at + (n + 3) / 4 * 4); };
-    max = take(p.rows());
-    omega = take(p.rows());
+    const auto take = [&](int64_t n) { return std::exchange(at, at + n); };
     mean_k = take(p.rows() * p.dim);
     mean_v = take(p.rows() * p.value_dim);
     x = take(p.rows() * p.dim);
+    max = take(p.rows());
+    omega = take(p.rows());
     size = at;
   }
 };
@@ -101,6 +126,7 @@ struct ForwardCall {
   Operand q, k, v, ridge, x, o;
   const int32_t* cu_seqlens_q = nullptr;
   const int32_t* cu_seqlens_k = nullptr;
+  KeyCache cache;
   void* saved = nullptr;  // f32, or f64 where dtype is f64; null when not asked for
   RowOutputs info;
   void* workspace = nullptr;
@@ -133,11 +159,57 @@ struct Sequence {
   int64_t start_k;
   int64_t length_q;
   int64_t length_k;
+  int64_t first_key = 0;  // of a cache: the keys before it are invisible
+  bool valid = true;      // of a cache: otherwise the rows are NaN, LLA_ROW_INVALID, and no key is looked at
 };
 
 constexpr Sequence sequence(const Problem& p, const int32_t* cu_q, const int32_t* cu_k, int64_t b) {
   if (!p.packed) return {b, 0, 0, p.seqlen_q, p.seqlen_k};
   return {0, cu_q[b], cu_k[b], cu_q[b + 1] - cu_q[b], cu_k[b + 1] - cu_k[b]};
+}
+
+// The rows that the sequences before b claim: what `sequence` below begins with.
+constexpr int64_t rows_before(const int32_t* cu_q, int64_t b) {
+  int64_t rows = 0;
+  for (int64_t i = 1; i <= b; ++i) rows = std::max<int64_t>(rows, cu_q[i]);
+  return rows;
+}
+
+// Sequence b over a cache. What a device reads is not to be believed: with `before` = rows_before(cu_q, b), whatever
+// cu_seqlens_q holds, every row before its largest entry belongs to one sequence and none lies outside. (On the host,
+// where validate has read it, before = cu_q[b].) `batch` counts for the keys; packed queries have batch stride 0.
+constexpr Sequence sequence(const Problem& p, const int32_t* cu_q, const KeyCache& cache, int64_t b, int64_t before) {
+  Sequence s{b, 0, 0, p.seqlen_q, cache.lengths[b]};
+  if (p.packed) {
+    s.start_q = std::min(before, p.total_q);
+    s.length_q = std::clamp<int64_t>(cu_q[b + 1], s.start_q, p.total_q) - s.start_q;
+    s.valid = cu_q[b] == s.start_q && cu_q[b + 1] == s.start_q + s.length_q && s.length_q <= p.seqlen_q;
+  }
+  if (cache.first_key != nullptr) s.first_key = cache.first_key[b];
+  s.valid = s.valid && s.length_k >= 0 && s.length_k <= cache.max_length && s.first_key >= 0;
+  return s;
+}
+
+// Sequence b of a call that runs on the host, where validate has read everything.
+constexpr Sequence sequence(const ForwardCall& call, int64_t b) {
+  const Problem& p = call.problem;
+  if (!p.cache) return sequence(p, call.cu_seqlens_q, call.cu_seqlens_k, b);
+  return sequence(p, call.cu_seqlens_q, call.cache, b, p.packed ? call.cu_seqlens_q[b] : 0);
+}
+constexpr Sequence sequence(const BackwardCall& call, int64_t b) {
+  return sequence(call.problem, call.cu_seqlens_q, call.cu_seqlens_k, b);
+}
+
+// The keys that rows [first, last] of a sequence see, from the first one's to the last one's; end >= begin.
+struct KeyRange {
+  int64_t begin, end;
+};
+constexpr KeyRange visible_keys(const Mask& mask, const Sequence& s, int64_t first, int64_t last) {
+  const int64_t begin = std::max(mask.begin(first, s.length_q, s.length_k), std::min(s.first_key, s.length_k));
+  return {begin, std::max(begin, mask.end(last, s.length_q, s.length_k))};
+}
+constexpr KeyRange visible_keys(const Mask& mask, const Sequence& s) {
+  return s.length_q > 0 ? visible_keys(mask, s, 0, s.length_q - 1) : KeyRange{0, 0};
 }
 
 // Index of a query's row in the saved and info outputs.

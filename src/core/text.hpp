@@ -25,6 +25,7 @@ inline const char* name(DType dtype) {
     case DType::bf16: return "bf16";
     case DType::f16: return "f16";
     case DType::i32: return "i32";
+    case DType::i64: return "i64";
     case DType::none: break;
   }
   return "none";
@@ -32,7 +33,8 @@ inline const char* name(DType dtype) {
 
 inline int64_t size_of(DType dtype) {
   switch (dtype) {
-    case DType::f64: return 8;
+    case DType::f64:
+    case DType::i64: return 8;
     case DType::f32:
     case DType::i32: return 4;
     case DType::bf16:

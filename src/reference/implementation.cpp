@@ -43,6 +43,36 @@ void scatter(const Operand& t, const Sequence& s, int64_t start, int64_t length,
   }
 }
 
+// The keys or values of a head that its rows see; the others stay zero, unread.
+Vector gather_cached(const Operand& t, const core::KeyCache& cache, const Sequence& s, const core::KeyRange& seen,
+                     int64_t head, int64_t width) {
+  Vector result(static_cast<size_t>(s.length_k * width), 0.0);
+  for (int64_t j = seen.begin; j < seen.end; ++j) {
+    const int64_t at = cache.page(s.batch, j) * t.stride[0] + cache.slot(j) * t.stride[1] + head * t.stride[2];
+    for (int64_t c = 0; c < width; ++c)
+      result[static_cast<size_t>(j * width + c)] = core::load(t.data, t.dtype, at + c * t.stride[3]);
+  }
+  return result;
+}
+
+void gather_keys(const ForwardCall& call, const Sequence& s, int64_t head_kv, Head& result) {
+  const Problem& p = call.problem;
+  if (p.cache) {
+    const core::KeyRange seen = core::visible_keys(p.mask, s);
+    result.first_key = s.first_key;
+    result.k = gather_cached(call.k, call.cache, s, seen, head_kv, p.dim);
+    result.v = gather_cached(call.v, call.cache, s, seen, head_kv, p.value_dim);
+  } else {
+    result.k = gather(call.k, s, s.start_k, s.length_k, head_kv, p.dim);
+    result.v = gather(call.v, s, s.start_k, s.length_k, head_kv, p.value_dim);
+  }
+}
+
+void gather_keys(const BackwardCall& call, const Sequence& s, int64_t head_kv, Head& result) {
+  result.k = gather(call.k, s, s.start_k, s.length_k, head_kv, call.problem.dim);
+  result.v = gather(call.v, s, s.start_k, s.length_k, head_kv, call.problem.value_dim);
+}
+
 template <class Call>
 Head gather_head(const Call& call, const Sequence& s, int64_t head) {
   const Problem& p = call.problem;
@@ -52,8 +82,7 @@ Head gather_head(const Call& call, const Sequence& s, int64_t head) {
   result.dim = p.dim;
   result.value_dim = p.value_dim;
   result.q = gather(call.q, s, s.start_q, s.length_q, head, p.dim);
-  result.k = gather(call.k, s, s.start_k, s.length_k, head / p.group(), p.dim);
-  result.v = gather(call.v, s, s.start_k, s.length_k, head / p.group(), p.value_dim);
+  gather_keys(call, s, head / p.group(), result);
   if (p.given_x()) {
     result.x = gather(call.x, s, s.start_q, s.length_q, head, p.dim);
   } else {
@@ -106,7 +135,7 @@ void report_overflow(const ForwardCall& call, ForwardResult& result) {
 void run_forward(const ForwardCall& call, const Plan& plan) {
   const Problem& p = call.problem;
   for (int64_t b = 0; b < p.batch; ++b) {
-    const Sequence s = core::sequence(p, call.cu_seqlens_q, call.cu_seqlens_k, b);
+    const Sequence s = core::sequence(call, b);
     for (int64_t h = 0; h < p.heads_q; ++h) {
       ForwardResult result = forward(gather_head(call, s, h), solve_options(p, plan));
       report_overflow(call, result);
@@ -153,7 +182,7 @@ class RidgeGradient {
       return;
     }
     for (int64_t b = 0; b < p.batch; ++b) {
-      const Sequence s = core::sequence(p, call_.cu_seqlens_q, call_.cu_seqlens_k, b);
+      const Sequence s = core::sequence(call_, b);
       const int64_t width = p.ridge == core::RidgeShape::dimension ? p.dim : 1;
       for (int64_t h = 0; h < p.heads_q; ++h) {
         for (int64_t i = 0; i < s.length_q; ++i) {
@@ -189,7 +218,7 @@ void run_backward(const BackwardCall& call, const Plan& plan) {
   const Problem& p = call.problem;
   RidgeGradient ridge_gradient(call);
   for (int64_t b = 0; b < p.batch; ++b) {
-    const Sequence s = core::sequence(p, call.cu_seqlens_q, call.cu_seqlens_k, b);
+    const Sequence s = core::sequence(call, b);
     for (int64_t h_kv = 0; h_kv < p.heads_kv; ++h_kv) {
       Vector dk(static_cast<size_t>(s.length_k * p.dim), 0.0);  // summed over the query heads of the group
       Vector dv(static_cast<size_t>(s.length_k * p.value_dim), 0.0);

@@ -27,6 +27,7 @@ struct Head {
   Vector x;      // (length_q, dim), or empty when there is a ridge
   double scale = 1;
   core::Mask mask;
+  int64_t first_key = 0;  // the keys before it are invisible
 };
 
 struct SolveOptions {

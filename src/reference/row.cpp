@@ -49,7 +49,7 @@ Vector weighted_sum(Span p, Span values, size_t width) {
 Row make_row(const Head& head, int64_t index) {
   Row row;
   row.index = index;
-  row.begin = head.mask.begin(index, head.length_q, head.length_k);
+  row.begin = std::max(head.mask.begin(index, head.length_q, head.length_k), std::min(head.first_key, head.length_k));
   row.end = std::max(row.begin, head.mask.end(index, head.length_q, head.length_k));
   row.q = rows(head.q, index, index + 1, head.dim);
   row.keys = rows(head.k, row.begin, row.end, head.dim);

@@ -93,4 +93,28 @@ bool overlap(const Tensor& a, const Tensor& b) {
   return search.reaches(static_cast<int64_t>(eb.begin - ea.begin));
 }
 
+Status distinct(std::span<const NamedTensor> read, std::span<const NamedTensor> written) {
+  struct Placed {
+    const NamedTensor* named;
+    Extent extent;
+  };
+  constexpr size_t kMost = 20;  // tensors of a call
+  Placed placed[kMost];
+  Placed* end = placed;
+  const auto place = [&](const NamedTensor& t) {
+    if (present(t.tensor) && t.tensor.data != nullptr) *end++ = {&t, extent_of(t.tensor)};
+  };
+  std::for_each(read.begin(), read.end(), place);
+  Placed* const first_written = end;
+  std::for_each(written.begin(), written.end(), place);
+  for (const Placed* out = first_written; out != end; ++out) {
+    for (const Placed* other = placed; other != out; ++other) {
+      if (other->extent.end <= out->extent.begin || out->extent.end <= other->extent.begin) continue;
+      if (overlap(other->named->tensor, out->named->tensor))
+        return invalid(cat(out->named->name, ": is written to, but overlaps ", other->named->name));
+    }
+  }
+  return {};
+}
+
 }  // namespace lla::core

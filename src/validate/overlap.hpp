@@ -2,7 +2,9 @@
 // buffer, for one), so ranges of addresses are not enough.
 #pragma once
 
-#include "core/text.hpp"
+#include <span>
+
+#include "validate/tensor_checks.hpp"
 
 namespace lla::core {
 
@@ -14,5 +16,8 @@ Extent extent_of(const Tensor& t);
 
 // Exact for the views of real programs. Two that are so tangled that the search would take long count as overlapping.
 bool overlap(const Tensor& a, const Tensor& b);
+
+// What a call writes must not be read by it, nor written twice.
+Status distinct(std::span<const NamedTensor> read, std::span<const NamedTensor> written);
 
 }  // namespace lla::core

@@ -41,7 +41,7 @@ bool fits(const Tensor& t) {
 
 Status check_view(const NamedTensor& arg, Pointers pointers) {
   const Tensor& t = arg.tensor;
-  if (t.dtype < LLA_F32 || t.dtype > LLA_I32)
+  if (t.dtype < LLA_F32 || t.dtype > LLA_I64)
     return invalid(cat(arg.name, ": dtype ", t.dtype, " is not an lla_dtype"));
   if (t.device_type != LLA_CPU && t.device_type != LLA_CUDA) {
     return invalid(cat(arg.name, ": device_type ", t.device_type, " is neither LLA_CPU nor LLA_CUDA"));
@@ -58,7 +58,8 @@ Status check_view(const NamedTensor& arg, Pointers pointers) {
       return invalid(cat(arg.name, ": stride of dimension ", i, " is ", t.stride[i], ", must not be negative"));
   }
   if (!fits(t))
-    return invalid(cat(arg.name, ": shape ", shape_text(t), " with its strides spans more bytes than an address can count"));
+    return invalid(
+        cat(arg.name, ": shape ", shape_text(t), " with its strides spans more bytes than an address can count"));
   if (pointers == Pointers::required && t.data == nullptr && !empty(t)) {
     return invalid(cat(arg.name, ": data is null but the shape ", shape_text(t), " is not empty"));
   }
@@ -103,6 +104,23 @@ Status check_contiguous(const NamedTensor& arg) {
     stride *= t.size[i];
   }
   return {};
+}
+
+Status same_device(const NamedTensor& arg, const Tensor& q) {
+  const Tensor& t = arg.tensor;
+  if (t.device_type == q.device_type && t.device_index == q.device_index) return {};
+  const auto text = [](const Tensor& x) {
+    return x.device_type == LLA_CPU ? std::string("cpu") : cat("cuda:", x.device_index);
+  };
+  return invalid(cat(arg.name, ": is on ", text(t), ", but q is on ", text(q)));
+}
+
+Status check_int_vector(const NamedTensor& arg, const Tensor& q, Pointers pointers, const char* meaning) {
+  LLA_RETURN_IF_ERROR(check_view(arg, pointers));
+  LLA_RETURN_IF_ERROR(check_dtype(arg, {DType::i32}, "i32"));
+  if (arg.tensor.ndim != 1) return invalid(cat(arg.name, ": shape is ", shape_text(arg.tensor), ", must be ", meaning));
+  LLA_RETURN_IF_ERROR(check_contiguous(arg));
+  return same_device(arg, q);
 }
 
 }  // namespace lla::core

@@ -26,6 +26,9 @@ Status check_view(const NamedTensor& t, Pointers pointers);
 // No two indices may share memory.
 Status check_writable(const NamedTensor& t);
 Status check_contiguous(const NamedTensor& t);
+Status same_device(const NamedTensor& t, const Tensor& q);
+// A dense int32 vector beside q; `meaning` names its size.
+Status check_int_vector(const NamedTensor& t, const Tensor& q, Pointers pointers, const char* meaning);
 
 // `why`: the words that say what the dtype must be.
 template <class... Words>

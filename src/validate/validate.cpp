@@ -1,11 +1,13 @@
 #include "validate/validate.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <initializer_list>
-#include <iterator>
+#include <span>
 
 #include "validate/overlap.hpp"
+#include "validate/sequences.hpp"
 #include "validate/tensor_checks.hpp"
 
 namespace lla::core {
@@ -14,10 +16,6 @@ namespace {
 // ---- options -------------------------------------------------------------------------------------------------------
 
 Status read_options(const lla_options& o, Problem& p) {
-  if (o.struct_size != sizeof(lla_options)) {
-    return invalid(cat("options: struct_size is ", o.struct_size, ", this library's is ", sizeof(lla_options),
-                       " (use lla_options_init)"));
-  }
   if (std::isinf(o.scale)) return invalid(cat("options.scale: ", o.scale, " is not finite"));
   if (o.tolerance < 0 || std::isinf(o.tolerance))
     return invalid(cat("options.tolerance: ", o.tolerance, " must be finite and at least 0, or NaN (the default)"));
@@ -36,6 +34,8 @@ Status read_options(const lla_options& o, Problem& p) {
     return invalid(cat("options.weights: ", o.weights, " is not an lla_weights"));
   if (o.precision < LLA_PRECISION_FULL || o.precision > LLA_PRECISION_TF32)
     return invalid(cat("options.precision: ", o.precision, " is not an lla_precision"));
+  if (o.batch_invariant != 0 && o.batch_invariant != 1)
+    return invalid(cat("options.batch_invariant: ", o.batch_invariant, " must be 0 or 1"));
   p.scale = std::isnan(o.scale) ? 1 / std::sqrt(static_cast<double>(p.dim)) : o.scale;
   const bool tf32 = p.dtype == DType::f32 && o.precision == LLA_PRECISION_TF32;  // has f16's digits
   p.tolerance = std::isnan(o.tolerance) ? default_tolerance(tf32 ? DType::f16 : p.dtype) : o.tolerance;
@@ -47,6 +47,7 @@ Status read_options(const lla_options& o, Problem& p) {
   p.solver = static_cast<Solver>(o.solver);
   p.weights = static_cast<Weights>(o.weights);
   p.precision = static_cast<Precision>(o.precision);
+  p.batch_invariant = o.batch_invariant != 0;
   return {};
 }
 
@@ -59,119 +60,7 @@ Operand operand(const Tensor& t) {
   return o;
 }
 
-bool has_dense_rows(const Tensor& t) {
-  if (!present(t)) return true;
-  const int64_t width = size_of(dtype_of(t));
-  if (t.stride[t.ndim - 1] != 1 && t.size[t.ndim - 1] != 1) return false;
-  if (reinterpret_cast<uintptr_t>(t.data) % 16 != 0) return false;
-  for (int i = 0; i + 1 < t.ndim; ++i) {
-    if (t.size[i] > 1 && t.stride[i] * width % 16 != 0) return false;
-  }
-  return true;
-}
-
-Status same_device(const NamedTensor& arg, const Tensor& q) {
-  const Tensor& t = arg.tensor;
-  if (t.device_type == q.device_type && t.device_index == q.device_index) return {};
-  const auto text = [](const Tensor& x) {
-    return x.device_type == LLA_CPU ? std::string("cpu") : cat("cuda:", x.device_index);
-  };
-  return invalid(cat(arg.name, ": is on ", text(t), ", but q is on ", text(q)));
-}
-
-// What a call writes must not be read by it, nor written twice. `more_inputs` are read besides those that both passes
-// read.
-template <class Args>
-Status distinct(const Args& a, std::initializer_list<NamedTensor> more_inputs,
-                std::initializer_list<NamedTensor> outputs) {
-  struct Placed {
-    const NamedTensor* named;
-    Extent extent;
-  };
-  const NamedTensor inputs[] = {{"q", a.q},
-                                {"k", a.k},
-                                {"v", a.v},
-                                {"ridge", a.ridge},
-                                {"x", a.x},
-                                {"cu_seqlens_q", a.cu_seqlens_q},
-                                {"cu_seqlens_k", a.cu_seqlens_k}};
-  Placed placed[24];
-  Placed* end = placed;
-  const auto place = [&](const NamedTensor& t) {
-    if (present(t.tensor) && t.tensor.data != nullptr) *end++ = {&t, extent_of(t.tensor)};
-  };
-  std::for_each(std::begin(inputs), std::end(inputs), place);
-  std::for_each(more_inputs.begin(), more_inputs.end(), place);
-  Placed* const first_output = end;
-  std::for_each(outputs.begin(), outputs.end(), place);
-  for (const Placed* out = first_output; out != end; ++out) {
-    for (const Placed* other = placed; other != out; ++other) {
-      if (other->extent.end <= out->extent.begin || out->extent.end <= other->extent.begin) continue;
-      if (overlap(other->named->tensor, out->named->tensor))
-        return invalid(cat(out->named->name, ": is written to, but overlaps ", other->named->name));
-    }
-  }
-  return {};
-}
-
-Status clear_of_workspace(std::initializer_list<NamedTensor> tensors, const Tensor& workspace) {
-  for (const NamedTensor& t : tensors) {
-    if (present(t.tensor) && overlap(t.tensor, workspace))
-      return invalid(cat("workspace: is written to, but overlaps ", t.name));
-  }
-  return {};
-}
-
-// ---- packed sequences ----------------------------------------------------------------------------------------------
-
-// Contents of cu_seqlens where the host can read them. `longest` bounds each sequence.
-Status check_cu_seqlens(const NamedTensor& arg, int64_t total, const char* longest_name, int64_t longest) {
-  const auto* cu = static_cast<const int32_t*>(arg.tensor.data);
-  const int64_t n = arg.tensor.size[0];
-  if (cu[0] != 0) return invalid(cat(arg.name, ": must start at 0, but starts at ", cu[0]));
-  for (int64_t i = 1; i < n; ++i) {
-    if (cu[i] < cu[i - 1])
-      return invalid(cat(arg.name, ": must not decrease, but entry ", i, " is ", cu[i], " after ", cu[i - 1]));
-    if (cu[i] - cu[i - 1] > longest) {
-      return invalid(cat(arg.name, ": sequence ", i - 1, " has length ", cu[i] - cu[i - 1], ", more than ",
-                         longest_name, " = ", longest));
-    }
-  }
-  if (cu[n - 1] > total)
-    return invalid(cat(arg.name, ": ends at ", cu[n - 1], ", beyond the ", total, " rows of the packed tensor"));
-  return {};
-}
-
-template <class Args>
-Status read_packing(const Args& a, Pointers pointers, Problem& p) {
-  for (const NamedTensor& cu :
-       {NamedTensor{"cu_seqlens_q", a.cu_seqlens_q}, NamedTensor{"cu_seqlens_k", a.cu_seqlens_k}}) {
-    if (!present(cu.tensor))
-      return invalid(cat(cu.name, ": is absent, but the other cu_seqlens is given; give both or none"));
-    LLA_RETURN_IF_ERROR(check_view(cu, pointers));
-    LLA_RETURN_IF_ERROR(check_dtype(cu, {DType::i32}, "i32"));
-    if (cu.tensor.ndim != 1 || cu.tensor.size[0] < 1) {
-      return invalid(cat(cu.name, ": shape is ", shape_text(cu.tensor), ", must be (sequences + 1)"));
-    }
-    LLA_RETURN_IF_ERROR(check_contiguous(cu));
-    LLA_RETURN_IF_ERROR(same_device(cu, a.q));
-  }
-  if (a.cu_seqlens_q.size[0] != a.cu_seqlens_k.size[0]) {
-    return invalid(
-        cat("cu_seqlens_k: has ", a.cu_seqlens_k.size[0], " entries, but cu_seqlens_q has ", a.cu_seqlens_q.size[0]));
-  }
-  if (a.max_seqlen_q < 0) return invalid(cat("max_seqlen_q: ", a.max_seqlen_q, " must be at least 0 (0: unknown)"));
-  if (a.max_seqlen_k < 0) return invalid(cat("max_seqlen_k: ", a.max_seqlen_k, " must be at least 0 (0: unknown)"));
-  p.batch = a.cu_seqlens_q.size[0] - 1;
-  // Plans depend on this bound and never on the contents of cu_seqlens, which may be in device memory.
-  p.seqlen_q = a.max_seqlen_q > 0 ? std::min(a.max_seqlen_q, p.total_q) : p.total_q;
-  p.seqlen_k = a.max_seqlen_k > 0 ? std::min(a.max_seqlen_k, p.total_k) : p.total_k;
-  if (p.device == Device::cpu && a.cu_seqlens_q.data && a.cu_seqlens_k.data) {
-    LLA_RETURN_IF_ERROR(check_cu_seqlens({"cu_seqlens_q", a.cu_seqlens_q}, p.total_q, "max_seqlen_q", p.seqlen_q));
-    LLA_RETURN_IF_ERROR(check_cu_seqlens({"cu_seqlens_k", a.cu_seqlens_k}, p.total_k, "max_seqlen_k", p.seqlen_k));
-  }
-  return {};
-}
+// ---- sizes ---------------------------------------------------------------------------------------------------------
 
 // Every size the library works out is a small multiple (at most 2^20) of these products: held to these bounds, no sum
 // or product overflows anywhere. Both are far beyond what memory can hold, but views with stride 0 and questions about
@@ -188,19 +77,42 @@ bool within(int64_t limit, std::initializer_list<int64_t> factors) {
 
 // Counted as if no dimension were zero: a zero in one place does not make the others harmless.
 Status check_countable(const Problem& p) {
-  const auto check = [&](const char* arg, const char* names, int64_t length, int64_t total, int64_t heads) -> Status {
+  const auto check = [&](const char* arg, bool packed, const char* names, int64_t length, int64_t total,
+                         int64_t heads) -> Status {
     int64_t channels;
     const bool fits = !__builtin_add_overflow(p.dim, p.value_dim, &channels) &&
-                      within(kMostElements, {p.packed ? 1 : p.batch, p.packed ? total : length, heads, channels}) &&
+                      within(kMostElements, {packed ? 1 : p.batch, packed ? total : length, heads, channels}) &&
                       within(kMostPairs, {p.batch, length, heads});
     if (fits) return {};
-    return invalid(cat(arg, ": sizes ", names, " = ", p.batch, ", ", p.packed ? total : length, ", ", heads, ", ",
-                       p.dim, ", ", p.value_dim, " are too large: they multiply to more than 2^42 elements"));
+    return invalid(cat(arg, ": sizes ", names, " = ", p.batch, ", ", packed ? total : length, ", ", heads, ", ", p.dim,
+                       ", ", p.value_dim, " are too large: they multiply to more than 2^42 elements"));
   };
-  LLA_RETURN_IF_ERROR(
-      check("q", p.packed ? "sequences, total_q, Hq, D, Dv" : "B, Lq, Hq, D, Dv", p.seqlen_q, p.total_q, p.heads_q));
-  return check("k", p.packed ? "sequences, total_k, Hkv, D, Dv" : "B, Lk, Hkv, D, Dv", p.seqlen_k, p.total_k,
-               p.heads_kv);
+  LLA_RETURN_IF_ERROR(check("q", p.packed, p.packed ? "sequences, total_q, Hq, D, Dv" : "B, Lq, Hq, D, Dv", p.seqlen_q,
+                            p.total_q, p.heads_q));
+  return check("k", p.packed_keys(),
+               p.cache    ? "B, longest, Hkv, D, Dv"
+               : p.packed ? "sequences, total_k, Hkv, D, Dv"
+                          : "B, Lk, Hkv, D, Dv",
+               p.seqlen_k, p.total_k, p.heads_kv);
+}
+
+// ---- caches: the forward pass alone has them -----------------------------------------------------------------------
+
+bool has_cache(const lla_forward_args& a) { return present(a.seqlens_k); }
+constexpr bool has_cache(const lla_backward_args&) { return false; }
+constexpr Status read_cache(const lla_backward_args&, Pointers, BackwardCall&) { return {}; }
+int64_t bound_total(const lla_forward_args& a, int64_t all) {
+  return a.max_total_k > 0 ? std::min(a.max_total_k, all) : all;
+}
+constexpr int64_t bound_total(const lla_backward_args&, int64_t all) { return all; }
+
+// What says where a cache's keys are belongs to a cache.
+Status check_no_cache(const lla_forward_args& a) {
+  for (const NamedTensor& t : {NamedTensor{"page_table", a.page_table}, NamedTensor{"first_key", a.first_key}}) {
+    if (present(t.tensor)) return invalid(cat(t.name, ": is given without seqlens_k, which makes k and v a cache"));
+  }
+  if (a.max_total_k == 0) return {};
+  return invalid(cat("max_total_k: ", a.max_total_k, " is given without seqlens_k, which makes k and v a cache"));
 }
 
 // ---- what forward and backward share -------------------------------------------------------------------------------
@@ -248,6 +160,53 @@ Status read_ridge(const Tensor& ridge, const Problem& p, RidgeShape& shape, Oper
   return {};
 }
 
+// Batch, lengths, heads and head dimensions: of dense tensors, packed ones, or queries over a cache.
+template <class Args, class Call>
+Status read_sizes(const Args& a, Pointers pointers, Call& call) {
+  Problem& p = call.problem;
+  p.packed = present(a.cu_seqlens_q) || present(a.cu_seqlens_k);
+  const bool cache = has_cache(a);
+  for (const NamedTensor& t : {NamedTensor{"q", a.q}, NamedTensor{"k", a.k}, NamedTensor{"v", a.v}}) {
+    const bool packed = p.packed && !(cache && &t.tensor != &a.q);
+    if (t.tensor.ndim == (packed ? 3 : 4)) continue;
+    return invalid(cat(t.name, ": shape is ", shape_text(t.tensor), ", must have ",
+                       packed  ? "3 dimensions (total, H, D) with cu_seqlens"
+                       : cache ? "4 dimensions, (B, L, H, D) or in pages (pages, page_size, H, D)"
+                               : "4 dimensions (B, L, H, D)"));
+  }
+  const int64_t* qs = a.q.size + (a.q.ndim - 3);  // position, head, channel
+  const int64_t* ks = a.k.size + (a.k.ndim - 3);
+  p.heads_q = qs[1];
+  p.heads_kv = ks[1];
+  p.dim = qs[2];
+  p.value_dim = a.v.size[a.v.ndim - 1];
+  if (p.packed) p.total_q = qs[0];
+  if (cache) {
+    LLA_RETURN_IF_ERROR(read_cache(a, pointers, call));
+  } else if (p.packed) {
+    p.total_k = ks[0];
+    LLA_RETURN_IF_ERROR(
+        read_packing({a.q, a.cu_seqlens_q, a.cu_seqlens_k, a.max_seqlen_q, a.max_seqlen_k}, pointers, p));
+  } else {
+    if (a.max_seqlen_q != 0 || a.max_seqlen_k != 0) {
+      return invalid(cat("max_seqlen_",
+                         a.max_seqlen_q != 0 ? "q: " : "k: ", a.max_seqlen_q != 0 ? a.max_seqlen_q : a.max_seqlen_k,
+                         " is given without cu_seqlens; it belongs to packed sequences only"));
+    }
+    p.batch = a.q.size[0];
+    p.seqlen_q = qs[0];
+    p.seqlen_k = ks[0];
+  }
+  LLA_RETURN_IF_ERROR(check_countable(p));
+  if (!p.packed) p.total_q = p.batch * p.seqlen_q;
+  if (cache) {
+    p.total_k = bound_total(a, p.batch * p.seqlen_k);
+  } else if (!p.packed) {
+    p.total_k = p.batch * p.seqlen_k;
+  }
+  return {};
+}
+
 template <class Args, class Call>
 Status read_inputs(const Args& a, Pointers pointers, Call& call) {
   Problem& p = call.problem;
@@ -264,46 +223,21 @@ Status read_inputs(const Args& a, Pointers pointers, Call& call) {
   LLA_RETURN_IF_ERROR(check_dtype(k, {p.dtype}, name(p.dtype), " like q"));
   LLA_RETURN_IF_ERROR(check_dtype(v, {p.dtype}, name(p.dtype), " like q"));
 
-  p.packed = present(a.cu_seqlens_q) || present(a.cu_seqlens_k);
-  const int ndim = p.packed ? 3 : 4;
-  const char* layout = p.packed ? "3 dimensions (total, H, D) with cu_seqlens" : "4 dimensions (B, L, H, D)";
-  for (const NamedTensor& t : {q, k, v}) {
-    if (t.tensor.ndim != ndim) return invalid(cat(t.name, ": shape is ", shape_text(t.tensor), ", must have ", layout));
-  }
-  const int64_t* qs = a.q.size + (ndim - 3);  // position, head, channel
-  const int64_t* ks = a.k.size + (ndim - 3);
-  p.heads_q = qs[1];
-  p.heads_kv = ks[1];
-  p.dim = qs[2];
-  p.value_dim = a.v.size[ndim - 1];
-  if (p.packed) {
-    p.total_q = qs[0];
-    p.total_k = ks[0];
-    LLA_RETURN_IF_ERROR(read_packing(a, pointers, p));
-  } else {
-    if (a.max_seqlen_q != 0 || a.max_seqlen_k != 0) {
-      return invalid(cat("max_seqlen_",
-                         a.max_seqlen_q != 0 ? "q: " : "k: ", a.max_seqlen_q != 0 ? a.max_seqlen_q : a.max_seqlen_k,
-                         " is given without cu_seqlens; it belongs to packed sequences only"));
-    }
-    p.batch = a.q.size[0];
-    p.seqlen_q = qs[0];
-    p.seqlen_k = ks[0];
-  }
-  LLA_RETURN_IF_ERROR(check_countable(p));
-  if (!p.packed) {
-    p.total_q = p.batch * p.seqlen_q;
-    p.total_k = p.batch * p.seqlen_k;
-  }
+  LLA_RETURN_IF_ERROR(read_sizes(a, pointers, call));
   if (p.dim < 1) return invalid(cat("q: head dimension is ", p.dim, ", must be at least 1"));
   if (p.value_dim < 1) return invalid(cat("v: head dimension is ", p.value_dim, ", must be at least 1"));
-  LLA_RETURN_IF_ERROR(check_keys(k, p, p.dim, "D"));
-  LLA_RETURN_IF_ERROR(check_keys(v, p, p.value_dim, "Dv"));
+  if (p.cache) {
+    LLA_RETURN_IF_ERROR(check_cache({"k", a.k}, a.k, p.dim, "D", p.page_size > 0));
+    LLA_RETURN_IF_ERROR(check_cache({"v", a.v}, a.k, p.value_dim, "Dv", p.page_size > 0));
+  } else {
+    LLA_RETURN_IF_ERROR(check_keys(k, p, p.dim, "D"));
+    LLA_RETURN_IF_ERROR(check_keys(v, p, p.value_dim, "Dv"));
+  }
   if ((p.heads_kv == 0) != (p.heads_q == 0) || (p.heads_kv > 0 && p.heads_q % p.heads_kv != 0)) {
     return invalid(
         cat("k: has ", p.heads_kv, " heads, but q has ", p.heads_q, ", which must be a multiple (and 0 only of 0)"));
   }
-  LLA_RETURN_IF_ERROR(read_options(a.options, p));
+  LLA_RETURN_IF_ERROR(read_options(*a.options, p));
 
   if (present(a.ridge) == present(a.x)) {
     return invalid(present(a.ridge) ? "x: is given together with ridge; give exactly one"
@@ -319,7 +253,6 @@ Status read_inputs(const Args& a, Pointers pointers, Call& call) {
     LLA_RETURN_IF_ERROR(check_dtype(ridge_or_x, {p.dtype, DType::f32}, name(p.dtype), " like q, or f32"));
     LLA_RETURN_IF_ERROR(check_rows(ridge_or_x, p, p.dim, "D"));
   }
-  p.dense_rows = has_dense_rows(a.q) && has_dense_rows(a.k) && has_dense_rows(a.v);
   call.q = operand(a.q);
   call.k = operand(a.k);
   call.v = operand(a.v);
@@ -367,20 +300,52 @@ Status check_saved(const Tensor& saved, const Tensor& q, const Problem& p, Point
   LLA_RETURN_IF_ERROR(same_device(arg, q));
   const DType dtype = p.dtype == DType::f64 ? DType::f64 : DType::f32;
   LLA_RETURN_IF_ERROR(check_dtype(arg, {dtype}, name(dtype), " for ", name(p.dtype), " inputs"));
-  LLA_RETURN_IF_ERROR(check_shape(arg, {SavedLayout(p).size}, "(lla_saved_size)"));
+  LLA_RETURN_IF_ERROR(check_shape(arg, {SavedLayout(p).size}, "(saved_elements)"));
   return check_contiguous(arg);
 }
 
-template <class Args>
-Status check_struct(const Args& a, const char* init) {
-  if (a.struct_size == sizeof(Args)) return {};
-  return invalid(
-      cat("args: struct_size is ", a.struct_size, ", this library's is ", sizeof(Args), " (use ", init, ")"));
+// ---- what is read and what is written ------------------------------------------------------------------------------
+
+// Every tensor of the arguments: the inputs first, so many, then the outputs.
+constexpr size_t kForwardInputs = 10;
+auto tensors_of(const lla_forward_args& a) {
+  return std::array{NamedTensor{"q", a.q},
+                    NamedTensor{"k", a.k},
+                    NamedTensor{"v", a.v},
+                    NamedTensor{"ridge", a.ridge},
+                    NamedTensor{"x", a.x},
+                    NamedTensor{"cu_seqlens_q", a.cu_seqlens_q},
+                    NamedTensor{"cu_seqlens_k", a.cu_seqlens_k},
+                    NamedTensor{"seqlens_k", a.seqlens_k},
+                    NamedTensor{"page_table", a.page_table},
+                    NamedTensor{"first_key", a.first_key},
+                    NamedTensor{"o", a.o},
+                    NamedTensor{"saved", a.saved},
+                    NamedTensor{"iterations", a.iterations},
+                    NamedTensor{"residual", a.residual},
+                    NamedTensor{"row_status", a.row_status}};
 }
 
-}  // namespace
-
-namespace {
+constexpr size_t kBackwardInputs = 9;
+auto tensors_of(const lla_backward_args& a) {
+  return std::array{NamedTensor{"q", a.q},
+                    NamedTensor{"k", a.k},
+                    NamedTensor{"v", a.v},
+                    NamedTensor{"ridge", a.ridge},
+                    NamedTensor{"x", a.x},
+                    NamedTensor{"cu_seqlens_q", a.cu_seqlens_q},
+                    NamedTensor{"cu_seqlens_k", a.cu_seqlens_k},
+                    NamedTensor{"saved", a.saved},
+                    NamedTensor{"grad_o", a.grad_o},
+                    NamedTensor{"dq", a.dq},
+                    NamedTensor{"dk", a.dk},
+                    NamedTensor{"dv", a.dv},
+                    NamedTensor{"dx", a.dx},
+                    NamedTensor{"dridge", a.dridge},
+                    NamedTensor{"iterations", a.iterations},
+                    NamedTensor{"residual", a.residual},
+                    NamedTensor{"row_status", a.row_status}};
+}
 
 constexpr size_t kWorkspaceAlignment = 256;
 
@@ -402,49 +367,27 @@ Status read_workspace(const Args& a, size_t needed, Tensor& view) {
 Status validate_workspace(const lla_forward_args& a, size_t needed) {
   Tensor workspace;
   LLA_RETURN_IF_ERROR(read_workspace(a, needed, workspace));
-  return clear_of_workspace({{"q", a.q},
-                             {"k", a.k},
-                             {"v", a.v},
-                             {"ridge", a.ridge},
-                             {"x", a.x},
-                             {"o", a.o},
-                             {"cu_seqlens_q", a.cu_seqlens_q},
-                             {"cu_seqlens_k", a.cu_seqlens_k},
-                             {"saved", a.saved},
-                             {"iterations", a.iterations},
-                             {"residual", a.residual},
-                             {"row_status", a.row_status}},
-                            workspace);
+  const NamedTensor written[] = {{"workspace", workspace}};
+  return distinct(tensors_of(a), written);
 }
 
 Status validate_workspace(const lla_backward_args& a, size_t needed) {
   Tensor workspace;
   LLA_RETURN_IF_ERROR(read_workspace(a, needed, workspace));
-  return clear_of_workspace({{"q", a.q},
-                             {"k", a.k},
-                             {"v", a.v},
-                             {"ridge", a.ridge},
-                             {"x", a.x},
-                             {"saved", a.saved},
-                             {"grad_o", a.grad_o},
-                             {"dq", a.dq},
-                             {"dk", a.dk},
-                             {"dv", a.dv},
-                             {"dridge", a.dridge},
-                             {"dx", a.dx},
-                             {"cu_seqlens_q", a.cu_seqlens_q},
-                             {"cu_seqlens_k", a.cu_seqlens_k},
-                             {"iterations", a.iterations},
-                             {"residual", a.residual},
-                             {"row_status", a.row_status}},
-                            workspace);
+  const NamedTensor written[] = {{"workspace", workspace}};
+  return distinct(tensors_of(a), written);
 }
 
 Status validate(const lla_forward_args& a, Pointers pointers, ForwardCall& call) {
-  LLA_RETURN_IF_ERROR(check_struct(a, "lla_forward_args_init"));
   LLA_RETURN_IF_ERROR(read_inputs(a, pointers, call));
   Problem& p = call.problem;
   p.operation = Operation::forward;
+  if (p.cache) {
+    LLA_RETURN_IF_ERROR(check_cache_contents(call));
+    if (present(a.saved)) return invalid("saved: is given beside seqlens_k; there is no backward pass over a cache");
+  } else {
+    LLA_RETURN_IF_ERROR(check_no_cache(a));
+  }
 
   const NamedTensor o{"o", a.o};
   if (!present(a.o)) return invalid("o: is absent");
@@ -452,19 +395,16 @@ Status validate(const lla_forward_args& a, Pointers pointers, ForwardCall& call)
   LLA_RETURN_IF_ERROR(check_rows(o, p, p.value_dim, "Dv"));
   LLA_RETURN_IF_ERROR(check_writable(o));
   p.out_dtype = dtype_of(a.o);
-  p.dense_rows = p.dense_rows && has_dense_rows(a.o);
   call.o = operand(a.o);
 
   if (present(a.saved)) LLA_RETURN_IF_ERROR(check_saved(a.saved, a.q, p, pointers));
   call.saved = a.saved.data;
   LLA_RETURN_IF_ERROR(read_row_outputs(a, pointers, p, call.info));
-  return distinct(
-      a, {},
-      {o, {"saved", a.saved}, {"iterations", a.iterations}, {"residual", a.residual}, {"row_status", a.row_status}});
+  const std::array all = tensors_of(a);
+  return distinct(std::span(all).first(kForwardInputs), std::span(all).subspan(kForwardInputs));
 }
 
 Status validate(const lla_backward_args& a, Pointers pointers, BackwardCall& call) {
-  LLA_RETURN_IF_ERROR(check_struct(a, "lla_backward_args_init"));
   LLA_RETURN_IF_ERROR(read_inputs(a, pointers, call));
   Problem& p = call.problem;
   p.operation = Operation::backward;
@@ -489,9 +429,7 @@ Status validate(const lla_backward_args& a, Pointers pointers, BackwardCall& cal
     first = false;
     LLA_RETURN_IF_ERROR(check_dtype(t, {p.out_dtype}, name(p.out_dtype), " like the other gradients"));
     LLA_RETURN_IF_ERROR(check_writable(t));
-    p.dense_rows = p.dense_rows && has_dense_rows(t.tensor);
   }
-  p.dense_rows = p.dense_rows && has_dense_rows(a.grad_o);
   if (present(a.dq)) LLA_RETURN_IF_ERROR(check_rows(dq, p, p.dim, "D"));
   if (present(a.dk)) LLA_RETURN_IF_ERROR(check_keys(dk, p, p.dim, "D"));
   if (present(a.dv)) LLA_RETURN_IF_ERROR(check_keys(dv, p, p.value_dim, "Dv"));
@@ -512,9 +450,8 @@ Status validate(const lla_backward_args& a, Pointers pointers, BackwardCall& cal
   call.dv = operand(a.dv);
   call.dx = operand(a.dx);
   LLA_RETURN_IF_ERROR(read_row_outputs(a, pointers, p, call.info));
-  return distinct(
-      a, {{"saved", a.saved}, grad_o},
-      {dq, dk, dv, dx, dridge, {"iterations", a.iterations}, {"residual", a.residual}, {"row_status", a.row_status}});
+  const std::array all = tensors_of(a);
+  return distinct(std::span(all).first(kBackwardInputs), std::span(all).subspan(kBackwardInputs));
 }
 
 }  // namespace lla::core

@@ -2,6 +2,7 @@
 // is the planner's word.
 #pragma once
 
+#include "core/cache_append.hpp"
 #include "core/problem.hpp"
 
 namespace lla::core {
@@ -9,8 +10,11 @@ namespace lla::core {
 // Whether data pointers must be there (a call) or may be null (a question about sizes and plans).
 enum class Pointers { required, optional };
 
+// The arguments are complete (validate/structs.hpp).
 Status validate(const lla_forward_args& args, Pointers pointers, ForwardCall& call);
 Status validate(const lla_backward_args& args, Pointers pointers, BackwardCall& call);
+
+Status validate(const lla_cache_append_args& args, CacheAppendCall& call);
 
 // Large enough, aligned, and clear of every tensor of checked arguments.
 Status validate_workspace(const lla_forward_args& args, size_t needed);

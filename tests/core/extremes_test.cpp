@@ -20,13 +20,13 @@ constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 
 // Everything that can be asked about a call without running it.
 void ask_everything(const lla_forward_args& forward, const lla_backward_args& backward) {
-  size_t bytes = 0;
-  int64_t elements = 0;
+  ForwardSizes sizes;
+  BackwardSizes backward_sizes;
   char text[256];
   for (const lla_status status :
-       {lla_forward_workspace(&forward, &bytes), lla_saved_size(&forward, &elements),
-        lla_forward_plan(&forward, text, sizeof text), lla_forward_explain(&forward, text, sizeof text),
-        lla_backward_workspace(&backward, &bytes), lla_backward_plan(&backward, text, sizeof text)}) {
+       {lla_forward_query(&forward, &sizes), lla_forward_plan(&forward, text, sizeof text),
+        lla_forward_explain(&forward, text, sizeof text), lla_backward_query(&backward, &backward_sizes),
+        lla_backward_plan(&backward, text, sizeof text)}) {
     EXPECT_TRUE(status == LLA_OK || status == LLA_INVALID_ARGUMENT || status == LLA_UNSUPPORTED)
         << lla_status_name(status) << ": " << lla_last_error();
   }
@@ -76,9 +76,9 @@ void fill(Question& q, bool packed, DType dtype) {
   q.backward.dq = rows(q.d, false);
   q.backward.dk = keys(q.d, false);
   q.backward.dv = keys(q.dv, false);
-  int64_t elements = 0;
-  if (lla_saved_size(&q.forward, &elements) == LLA_OK)
-    q.backward.saved = huge(dtype == DType::f64 ? DType::f64 : DType::f32, {elements}, false);
+  ForwardSizes sizes;
+  if (query(q.forward, sizes))
+    q.backward.saved = huge(dtype == DType::f64 ? DType::f64 : DType::f32, {sizes.saved_elements}, false);
 }
 
 // Every pair of dimensions at every pair of sizes, the others 1: what is smallest beside the large ones leaves most
@@ -112,24 +112,22 @@ TEST(Extremes, SizesAreAnsweredOrRefusedAndNeverWrap) {
           const bool packed = i % 5 == 0;
           fill(q, packed, i % 2 ? DType::f32 : i % 4 ? DType::f64 : DType::bf16);
           ask_everything(q.forward, q.backward);
-          size_t bytes = 0;
-          if (lla_forward_workspace(&q.forward, &bytes) != LLA_OK) continue;
+          ForwardSizes sizes;
+          if (!query(q.forward, sizes)) continue;
           ++taken;
           // What was taken can be counted: the saved vector has its rows, and one head of keys and values a copy.
-          int64_t elements = 0;
-          ASSERT_EQ(lla_saved_size(&q.forward, &elements), LLA_OK) << lla_last_error();
           const auto product = [](std::initializer_list<int64_t> factors) {
             long double n = 1;
             for (int64_t f : factors) n *= static_cast<long double>(f);
             return n;
           };
           const long double rows = product({packed ? 1 : q.b, q.lq, q.hq});
-          EXPECT_GE(static_cast<long double>(elements), rows * static_cast<long double>(2 * q.d + q.dv + 2))
+          EXPECT_GE(static_cast<long double>(sizes.saved_elements), rows * static_cast<long double>(2 * q.d + q.dv + 2))
               << q.text();
           q.forward.options.implementation = "cpu";  // the reference asks for no memory
-          if (rows == 0 || q.b == 0 || lla_forward_workspace(&q.forward, &bytes) != LLA_OK) continue;
-          EXPECT_GE(static_cast<long double>(bytes), product({q.lk, q.d + q.dv, 4})) << q.text();
-          EXPECT_LT(bytes, size_t{1} << 62) << q.text();
+          if (rows == 0 || q.b == 0 || !query(q.forward, sizes)) continue;
+          EXPECT_GE(static_cast<long double>(sizes.workspace_bytes), product({q.lk, q.d + q.dv, 4})) << q.text();
+          EXPECT_LT(sizes.workspace_bytes, size_t{1} << 62) << q.text();
         }
       }
     }
@@ -143,9 +141,9 @@ TEST(Extremes, ManyShortSequencesTakeLittleMemory) {
   q.b = 1'000'000, q.lq = q.lk = q.hq = q.hkv = q.d = q.dv = 1;
   fill(q, false, DType::f32);
   size_t bytes = 0;
-  ASSERT_EQ(lla_forward_workspace(&q.forward, &bytes), LLA_OK) << lla_last_error();
+  ASSERT_TRUE(workspace_bytes(q.forward, bytes)) << lla_last_error();
   EXPECT_LT(bytes, size_t{256} << 20);
-  ASSERT_EQ(lla_backward_workspace(&q.backward, &bytes), LLA_OK) << lla_last_error();
+  ASSERT_TRUE(workspace_bytes(q.backward, bytes)) << lla_last_error();
   EXPECT_LT(bytes, size_t{256} << 20);
 }
 
@@ -203,11 +201,11 @@ std::vector<size_t> addresses(const lla_forward_args& a) {
     list.insert(list.end(), {at, at + 4});
   };
   for (const lla_tensor* t : {&a.q, &a.k, &a.v, &a.ridge, &a.x, &a.o, &a.cu_seqlens_q, &a.cu_seqlens_k, &a.saved,
-                              &a.iterations, &a.residual, &a.row_status})
+                              &a.iterations, &a.residual, &a.row_status, &a.seqlens_k, &a.page_table, &a.first_key})
     add(&t->data);
   add(&a.workspace);
   add(&a.stream);
-  add(&a.options.implementation);
+  add(&a.options);
   return list;
 }
 
@@ -242,7 +240,7 @@ TEST(Extremes, OneBentWordIsAnsweredAndWritesNothingElse) {
     legal.cu_seqlens_q = legal.cu_seqlens_k = cu.view();
     legal.row_status = status.view();
     size_t bytes = 0;
-    ASSERT_EQ(lla_forward_workspace(&legal, &bytes), LLA_OK) << lla_last_error();
+    ASSERT_TRUE(workspace_bytes(legal, bytes)) << lla_last_error();
     GuardedBuffer workspace(m, bytes);
     legal.workspace = workspace.data();
     legal.workspace_bytes = bytes;

@@ -95,18 +95,18 @@ TEST_P(Faults, RowsBehindTheLastSequenceAreZeroAndNeverRead) {
         const Forward want = forward(exact, inputs), got = forward(longer, more);
         expect("o", got.o, want.o, kQueries, kPaddedQueries);
         expect_info(got.info, want.info);
-        size_t at = 0, at_exact = 0;
-        for (const int64_t channels : {int64_t{1}, int64_t{1}, exact.dim, exact.value_dim, exact.dim}) {
-          const auto section = [&](const std::vector<double>& saved, size_t& from, int64_t total) {
-            const auto size = static_cast<size_t>(4 * total * channels);
-            const std::vector<double> part(saved.begin() + static_cast<int64_t>(from),
-                                           saved.begin() + static_cast<int64_t>(from + size));
-            from += (size + 3) / 4 * 4;
-            return by_position(part, 4, total, channels);
+        const auto expect_section = [&](int64_t lla_forward_sizes::*offset, int64_t channels) {
+          const auto section = [&](const Forward& of, int64_t total) {
+            const auto first = of.saved.begin() + of.sizes.*offset;
+            return by_position(std::vector<double>(first, first + 4 * total * channels), 4, total, channels);
           };
-          const auto mine = section(got.saved, at, kPaddedQueries);
-          expect("saved", mine, section(want.saved, at_exact, kQueries), kQueries, kPaddedQueries);
-        }
+          expect("saved", section(got, kPaddedQueries), section(want, kQueries), kQueries, kPaddedQueries);
+        };
+        expect_section(&lla_forward_sizes::saved_max, 1);
+        expect_section(&lla_forward_sizes::saved_omega, 1);
+        expect_section(&lla_forward_sizes::saved_mean_k, exact.dim);
+        expect_section(&lla_forward_sizes::saved_mean_v, exact.value_dim);
+        expect_section(&lla_forward_sizes::saved_x, exact.dim);
         const Backward gradients = backward(longer, more), wanted = backward(exact, inputs);
         expect("dq", gradients.dq, wanted.dq, kQueries, kPaddedQueries);
         expect("dk", gradients.dk, wanted.dk, kKeys, kPaddedKeys);
@@ -172,7 +172,7 @@ struct HostCall {
     args.v = at(plain.data() + 6000);
     args.o = at(plain.data() + 9000);
     args.ridge = scalar(&ridge);
-    EXPECT_EQ(lla_forward_workspace(&args, &args.workspace_bytes), LLA_OK);
+    EXPECT_TRUE(workspace_bytes(args, args.workspace_bytes));
     args.workspace = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
     EXPECT_LT(args.workspace_bytes + 512, memory.size() * sizeof(float));
   }

@@ -43,7 +43,7 @@ struct Call {
     args.v = tensor(data.data() + 2 * o.size());
     args.o = tensor(o.data());
     args.ridge = lla::scalar(&ridge);
-    question = lla_forward_workspace(&args, &args.workspace_bytes);
+    question = workspace_bytes(args, args.workspace_bytes).code();
     if (question == LLA_OK) args.workspace = std::aligned_alloc(256, (args.workspace_bytes + 255) / 256 * 256);
   }
   ~Call() { std::free(args.workspace); }
@@ -189,7 +189,7 @@ TEST(Memory, EveryAllocationMayFail) {
     EXPECT_EQ(failed == 0, std::string(implementation) == "cpu") << implementation << ": " << failed;
     sweep("workspace", LLA_OK, [&] {
       size_t bytes = 0;
-      return lla_forward_workspace(&call.args, &bytes);
+      return workspace_bytes(call.args, bytes).code();
     });
     sweep("plan", LLA_OK, [&] {
       char text[512];

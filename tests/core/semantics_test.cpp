@@ -51,7 +51,7 @@ TEST_P(Semantics, RowsWithoutKeysAreZeroAndSoAreTheirGradients) {
         EXPECT_EQ(all_equal(row_of(spec, Side::queries, 4, gradients.dq, 0, i, h), 0), i <= 4)
             << i;  // one key: no gradient in q either
         EXPECT_EQ(gradients.dridge[static_cast<size_t>(i * 2 + h)] == 0, i <= 4) << i;
-        EXPECT_EQ(got.saved[static_cast<size_t>(20 + row)] == 0, empty) << "omega";  // 18 rows, rounded up to 20
+        EXPECT_EQ(got.saved[static_cast<size_t>(got.sizes.saved_omega) + row] == 0, empty) << "omega";
         EXPECT_EQ(got.info.status[row], LLA_ROW_OK);
       }
     }
@@ -548,24 +548,36 @@ TEST_P(Semantics, GivenXNothingIsSolved) {
 }
 
 TEST_P(Semantics, SavedHoldsTheDocumentedSections) {
-  Spec spec = self_attention(50, 8, 2);
+  Spec spec = self_attention(51, 8, 2);
   spec.value_dim = 5;
   spec.options.tolerance = 1e-6;
   if (!takes(spec)) GTEST_SKIP() << lla_last_error();
   const Inputs inputs = make_inputs(spec, data::Kind::randn, 0.5, 17);
-  const std::vector<double> got = forward(spec, inputs).saved;
+  const Forward got = forward(spec, inputs);
   Spec f64 = spec;
   f64.dtype = DType::f64;
   f64.options.solver = LLA_SOLVER_DIRECT;
-  const std::vector<double> want = run_forward(f64, inputs, "reference").saved;
-  ASSERT_EQ(got.size(), want.size());
-  const size_t rows = 100;
-  for (size_t r = 0; r < rows; ++r) {
-    EXPECT_EQ(got[r], std::rint(got[r])) << "max is an integer";
-    EXPECT_NEAR(got[rows + r] * std::exp2(got[r]) / (want[rows + r] * std::exp2(want[r])), 1, 1e-5) << "omega";
+  const Forward want = run_forward(f64, inputs, "reference");
+  ASSERT_EQ(got.saved.size(), want.saved.size());
+  constexpr int64_t kRows = 102;
+  const auto section = [](const Forward& of, int64_t lla_forward_sizes::*offset, int64_t width) {
+    const auto first = of.saved.begin() + of.sizes.*offset;
+    return std::vector<double>(first, first + kRows * width);
+  };
+  const auto max = section(got, &lla_forward_sizes::saved_max, 1),
+             omega = section(got, &lla_forward_sizes::saved_omega, 1),
+             want_max = section(want, &lla_forward_sizes::saved_max, 1),
+             want_omega = section(want, &lla_forward_sizes::saved_omega, 1);
+  for (size_t r = 0; r < static_cast<size_t>(kRows); ++r) {
+    EXPECT_EQ(max[r], std::rint(max[r])) << "max is an integer";
+    EXPECT_NEAR(omega[r] * std::exp2(max[r]) / (want_omega[r] * std::exp2(want_max[r])), 1, 1e-5) << "omega";
   }
-  const auto rest = [&](const std::vector<double>& t) { return std::vector<double>(t.begin() + 2 * rows, t.end()); };
-  EXPECT_LE(relative_error(rest(got), rest(want)), 1e-4) << "means and x";
+  const auto error = [&](int64_t lla_forward_sizes::*offset, int64_t width) {
+    return relative_error(section(got, offset, width), section(want, offset, width));
+  };
+  EXPECT_LE(error(&lla_forward_sizes::saved_mean_k, spec.dim), 1e-4);
+  EXPECT_LE(error(&lla_forward_sizes::saved_mean_v, spec.value_dim), 1e-4);
+  EXPECT_LE(error(&lla_forward_sizes::saved_x, spec.dim), 1e-4);
 }
 
 }  // namespace

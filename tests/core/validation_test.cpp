@@ -50,8 +50,9 @@ struct Call {
     }
     fill(forward);
     forward.o = o.view();
-    int64_t size = 0;
-    EXPECT_EQ(lla_saved_size(&forward, &size), LLA_OK) << lla_last_error();
+    ForwardSizes sizes;
+    EXPECT_TRUE(query(forward, sizes)) << lla_last_error();
+    const int64_t size = sizes.saved_elements;
     saved = TestTensor(m, "saved", DType::f32, {size});
     saved_in =
         TestTensor(m, "saved", DType::f32, {size}, Layout::dense, std::vector<double>(static_cast<size_t>(size), 1.0));
@@ -232,7 +233,12 @@ const std::vector<SharedCase>& shared_cases() {
        false,
        [](Edit e) { e.options.cached_weights_limit = -1; },
        {"cached_weights_limit", "-1"}},
-      {"options_size", false, [](Edit e) { e.options.struct_size = 8; }, {"options", "struct_size", "8"}},
+      {"batch_invariant", false, [](Edit e) { e.options.batch_invariant = 2; }, {"batch_invariant", "2"}},
+      {"options_newer",
+       false,
+       [](Edit e) { e.options.struct_size += 8; },
+       {"options", "struct_size", std::to_string(sizeof(lla_options))}},
+      {"options_size", false, [](Edit e) { e.options.struct_size = 0; }, {"options", "struct_size", "0"}},
       {"implementation",
        false,
        [](Edit e) { e.options.implementation = "abacus"; },
@@ -330,7 +336,8 @@ TEST(BadForward, IsRefused) {
     lla_status code = LLA_INVALID_ARGUMENT;
   };
   const std::vector<Case> cases = {
-      {[](Call&, ForwardArgs& a) { a.struct_size -= 8; }, {"struct_size", std::to_string(sizeof(lla_forward_args))}},
+      {[](Call&, ForwardArgs& a) { a.struct_size += 8; }, {"struct_size", std::to_string(sizeof(lla_forward_args))}},
+      {[](Call&, ForwardArgs& a) { a.struct_size = 0; }, {"struct_size", "0", "lla_forward_args_init"}},
       {[](Call&, ForwardArgs& a) { a.o = {}; }, {"o", "absent"}},
       {[](Call&, ForwardArgs& a) { a.o.data = nullptr; }, {"o", "null"}},
       {[](Call&, ForwardArgs& a) { a.o.dtype = LLA_BF16; }, {"o", "bf16", "f32"}},
@@ -339,7 +346,7 @@ TEST(BadForward, IsRefused) {
       {[](Call&, ForwardArgs& a) { a.o.stride[1] = 5; }, {"o", "overlap", "5"}},
       {[](Call&, ForwardArgs& a) { a.o.device_type = LLA_CUDA; }, {"o", "cuda:0", "cpu"}},
       {[](Call& c, ForwardArgs& a) { a.o.data = c.q.view().data; }, {"o", "q", "overlaps"}},
-      {[](Call&, ForwardArgs& a) { a.saved.size[0] -= 1; }, {"saved", "saved_size"}},
+      {[](Call&, ForwardArgs& a) { a.saved.size[0] -= 1; }, {"saved", "saved_elements"}},
       {[](Call&, ForwardArgs& a) { a.saved.dtype = LLA_F64; }, {"saved", "f64", "f32"}},
       {[](Call&, ForwardArgs& a) { a.saved.data = nullptr; }, {"saved", "null"}},
       {[](Call&, ForwardArgs& a) { a.iterations.dtype = LLA_F32; }, {"iterations", "f32", "i32"}},
@@ -372,9 +379,10 @@ TEST(BadForward, NullArguments) {
   EXPECT_STRNE(lla_last_error(), "");
   EXPECT_EQ(lla_backward(nullptr), LLA_INVALID_ARGUMENT);
   Call call(false);
-  EXPECT_EQ(lla_forward_workspace(&call.forward, nullptr), LLA_INVALID_ARGUMENT);
-  EXPECT_EQ(lla_forward_workspace(nullptr, nullptr), LLA_INVALID_ARGUMENT);
-  EXPECT_EQ(lla_saved_size(&call.forward, nullptr), LLA_INVALID_ARGUMENT);
+  EXPECT_EQ(lla_forward_query(&call.forward, nullptr), LLA_INVALID_ARGUMENT);
+  EXPECT_EQ(lla_forward_query(nullptr, nullptr), LLA_INVALID_ARGUMENT);
+  EXPECT_EQ(lla_backward_query(&call.backward, nullptr), LLA_INVALID_ARGUMENT);
+  EXPECT_EQ(lla_cache_append(nullptr), LLA_INVALID_ARGUMENT);
   EXPECT_EQ(lla_forward_plan(&call.forward, nullptr, 10), LLA_INVALID_ARGUMENT);
   char text[1];
   EXPECT_EQ(lla_forward_plan(&call.forward, text, 0), LLA_INVALID_ARGUMENT);
@@ -390,7 +398,7 @@ TEST(BadBackward, IsRefused) {
   const std::vector<Case> cases = {
       {[](Call&, BackwardArgs& a) { a.struct_size += 8; }, {"struct_size", std::to_string(sizeof(lla_backward_args))}},
       {[](Call&, BackwardArgs& a) { a.saved = {}; }, {"saved", "absent"}},
-      {[](Call&, BackwardArgs& a) { a.saved.size[0] += 4; }, {"saved", "saved_size"}},
+      {[](Call&, BackwardArgs& a) { a.saved.size[0] += 4; }, {"saved", "saved_elements"}},
       {[](Call&, BackwardArgs& a) { a.saved.data = nullptr; }, {"saved", "null"}},
       {[](Call&, BackwardArgs& a) { a.grad_o = {}; }, {"grad_o", "absent"}},
       {[](Call&, BackwardArgs& a) { a.grad_o.data = nullptr; }, {"grad_o", "null"}},
@@ -430,9 +438,7 @@ TEST(Workspace, TooSmallMissingOrMisalignedIsRefused) {
     if (&memory_of(name) != &host_memory()) continue;
     for (const bool backward : {false, true}) {
       size_t bytes = 0;
-      ASSERT_EQ(
-          backward ? lla_backward_workspace(&call.backward, &bytes) : lla_forward_workspace(&call.forward, &bytes),
-          LLA_OK)
+      ASSERT_TRUE(backward ? workspace_bytes(call.backward, bytes) : workspace_bytes(call.forward, bytes))
           << lla_last_error();
       const auto run = [&](void* memory, size_t size) {
         call.forward.workspace = call.backward.workspace = memory;

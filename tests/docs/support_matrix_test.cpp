@@ -1,5 +1,5 @@
-// The support matrix of the README, cell by cell, against what the implementations say themselves (for an H200, so that the
-// GPU columns are tested on any machine that compiled them).
+// The support matrix of the README, cell by cell, against what the implementations say themselves (for an H200, so that
+// the GPU columns are tested on any machine that compiled them).
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -32,7 +32,10 @@ const Feature kFeatures[] = {
     {"D a multiple of 8 up to 128", [](Problem& p) { p.dim = p.value_dim = 80; }},
     {"any D from 1 to 256", [](Problem& p) { p.dim = p.value_dim = 201; }},
     {"Dv ≠ D", [](Problem& p) { p.value_dim = 128; }},
-    {"causal, full, sliding window", [](Problem& p) { p.mask = {100, 20}; }},
+    {"causal, full, sliding window",
+     [](Problem& p) {
+       p.mask = {100, 20};
+     }},
     {"Lq ≠ Lk", [](Problem& p) { p.seqlen_q = p.total_q = 77; }},
     {"GQA, MQA", [](Problem& p) { p.heads_kv = 2; }},
     {"packed sequences",
@@ -42,9 +45,14 @@ const Feature kFeatures[] = {
      }},
     {"ridge per head, token, dimension", [](Problem& p) { p.ridge = RidgeShape::dimension; }},
     {"x given (Parallax)", [](Problem& p) { p.ridge = RidgeShape::none; }},
-    {"any strides", [](Problem& p) { p.dense_rows = false; }},
     {"solver: conjugate gradients", [](Problem& p) { p.solver = Solver::cg; }},
     {"solver: direct", [](Problem& p) { p.solver = Solver::direct; }},
+    {"key-value cache, contiguous or paged",
+     [](Problem& p) {
+       p.cache = true;
+       p.page_size = 16;
+     }},
+    {"options.batch_invariant", [](Problem& p) { p.batch_invariant = true; }},
 };
 
 // The easiest problem of each device: what a row changes is all that can be refused.
@@ -67,6 +75,7 @@ std::string cell(const Implementation& i, const Feature& feature) {
   const auto takes = [&](Operation operation) {
     Problem p = easy(operation, i);
     feature.apply(p);
+    if (p.cache && operation == Operation::backward) return false;  // the interface has no such call
     return i.refuse(p, h200()).empty();
   };
   const bool forward = takes(Operation::forward), backward = takes(Operation::backward);

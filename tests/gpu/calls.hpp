@@ -48,9 +48,9 @@ struct Calls {
     attach(forward);
     attach(backward);
     forward.o = o.view();
-    int64_t size = 0;
-    if (lla_saved_size(&forward, &size) != LLA_OK) throw std::runtime_error(lla_last_error());
-    saved = TestTensor(memory, "saved", s.ridge_dtype(), {size});
+    ForwardSizes sizes;
+    if (const Status status = query(forward, sizes); !status) throw std::runtime_error(status.message());
+    saved = TestTensor(memory, "saved", s.ridge_dtype(), {sizes.saved_elements});
     forward.saved = backward.saved = saved.view();
     backward.grad_o = grad_o.view();
     backward.dq = dq.view();

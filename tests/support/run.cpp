@@ -91,10 +91,10 @@ struct InfoTensors {
 };
 
 // Asks for the workspace, runs with a poisoned one, and checks its surroundings.
-template <class Args, class Query, class Run>
-lla_status run_guarded(Args& args, Memory& memory, Query query, Run run) {
+template <class Args, class Run>
+lla_status run_guarded(Args& args, Memory& memory, Run run) {
   size_t bytes = 0;
-  if (const lla_status status = query(&args, &bytes); status != LLA_OK) return status;
+  if (const Status status = workspace_bytes(args, bytes); !status) return status.code();
   GuardedBuffer workspace(memory, bytes);
   args.workspace = workspace.data();
   args.workspace_bytes = bytes;
@@ -125,17 +125,16 @@ Forward run_forward(const Spec& spec, const Inputs& inputs, const std::string& i
   Forward result;
   TestTensor saved;
   if (want.saved) {
-    int64_t size = 0;
-    if ((result.status = lla_saved_size(&args, &size)) != LLA_OK) {
+    if ((result.status = lla_forward_query(&args, &result.sizes)) != LLA_OK) {
       result.message = lla_last_error();
       return result;
     }
-    saved = TestTensor(operands.memory, "saved", spec.ridge_dtype(), {size});
+    saved = TestTensor(operands.memory, "saved", spec.ridge_dtype(), {result.sizes.saved_elements});
     args.saved = saved.view();
   }
   std::unique_ptr<InfoTensors> info;
   if (want.info) info = std::make_unique<InfoTensors>(spec, operands.memory, args);
-  result.status = run_guarded(args, operands.memory, lla_forward_workspace, lla_forward);
+  result.status = run_guarded(args, operands.memory, lla_forward);
   if (result.status != LLA_OK) result.message = lla_last_error();
   operands.expect_intact();
   o.expect_intact();
@@ -184,7 +183,7 @@ Backward run_backward(const Spec& spec, const Inputs& inputs, const std::vector<
   std::unique_ptr<InfoTensors> info;
   if (want.info) info = std::make_unique<InfoTensors>(spec, memory, args);
   Backward result;
-  result.status = run_guarded(args, memory, lla_backward_workspace, lla_backward);
+  result.status = run_guarded(args, memory, lla_backward);
   if (result.status != LLA_OK) result.message = lla_last_error();
   operands.expect_intact();
   for (const TestTensor* t : {&saved, &grad_o, &dq, &dk, &dv, &dridge, &dx}) t->expect_intact();
@@ -205,8 +204,7 @@ Backward oracle_backward(const Spec& spec, const Inputs& inputs) {
   Spec f64 = as_oracle(spec);
   // The reference works the forward pass out again, so the saved vector only has to be there.
   const int64_t rows = f64.rows();
-  const auto section = [](int64_t n) { return static_cast<size_t>((n + 3) / 4 * 4); };
-  const std::vector<double> saved(2 * section(rows) + 2 * section(rows * f64.dim) + section(rows * f64.value_dim), 0.0);
+  const std::vector<double> saved(static_cast<size_t>(saved_layout(f64).saved_elements), 0.0);
   if (spec.ridge != RidgeShape::scalar && spec.ridge != RidgeShape::head) {
     return run_backward(f64, inputs, saved, "reference");
   }
@@ -242,43 +240,63 @@ Memory& memory_of(const std::string& implementation) {
   return find(implementation)->device == core::Device::cpu ? host_memory() : *cuda_memory();
 }
 
+namespace {
+
+Tensor described(const Spec& spec, DType dtype, const std::vector<int64_t>& size, int device) {
+  return described(dtype, size, spec.layout, device);
+}
+
+// Sizes, strides and options without data: enough for an answer.
+template <class Args>
+void describe(Args& args, const Spec& spec, int device) {
+  args.options = spec.options;
+  args.q = described(spec, spec.dtype, spec.rows_size(spec.dim), device);
+  args.k = described(spec, spec.dtype, spec.keys_size(spec.dim), device);
+  args.v = described(spec, spec.dtype, spec.keys_size(spec.value_dim), device);
+  if (spec.ridge == RidgeShape::none) {
+    args.x = described(spec, spec.given_dtype(), spec.rows_size(spec.dim), device);
+  } else {
+    args.ridge = described(spec, spec.ridge_dtype(), spec.ridge_size(), device);
+  }
+  if (spec.packed()) {
+    args.cu_seqlens_q = args.cu_seqlens_k =
+        described(DType::i32, {static_cast<int64_t>(spec.cu_q.size())}, Layout::dense, device);
+  }
+}
+
+ForwardArgs describe_forward(const Spec& spec, int device) {
+  ForwardArgs args;
+  describe(args, spec, device);
+  args.o = described(spec, spec.output(), spec.rows_size(spec.value_dim), device);
+  return args;
+}
+
+}  // namespace
+
+ForwardSizes saved_layout(const Spec& spec) {
+  ForwardSizes sizes;
+  const Status status = query(describe_forward(spec, -1), sizes);
+  EXPECT_TRUE(status) << spec.text() << ": " << status.message();
+  return sizes;
+}
+
 bool takes(const std::string& implementation, const Spec& spec, bool gradients) {
   const int device = memory_of(implementation).cuda_device();
-  const auto view = [&](DType dtype, const std::vector<int64_t>& size) {
-    return described(dtype, size, spec.layout, device);
-  };
-  const auto fill = [&](auto& args) {  // sizes, strides and options are enough for an answer
-    args.options = spec.options;
-    args.options.implementation = implementation.c_str();
-    args.q = view(spec.dtype, spec.rows_size(spec.dim));
-    args.k = view(spec.dtype, spec.keys_size(spec.dim));
-    args.v = view(spec.dtype, spec.keys_size(spec.value_dim));
-    if (spec.ridge == RidgeShape::none) {
-      args.x = view(spec.given_dtype(), spec.rows_size(spec.dim));
-    } else {
-      args.ridge = view(spec.ridge_dtype(), spec.ridge_size());
-    }
-    if (spec.packed()) {
-      args.cu_seqlens_q = args.cu_seqlens_k =
-          described(DType::i32, {static_cast<int64_t>(spec.cu_q.size())}, Layout::dense, device);
-    }
-  };
-  ForwardArgs forward;
-  fill(forward);
-  forward.o = view(spec.output(), spec.rows_size(spec.value_dim));
-  size_t bytes = 0;
-  lla_status status = lla_forward_workspace(&forward, &bytes);
+  ForwardArgs forward = describe_forward(spec, device);
+  forward.options.implementation = implementation.c_str();
+  ForwardSizes sizes;
+  lla_status status = lla_forward_query(&forward, &sizes);
   if (status == LLA_OK && gradients) {
     BackwardArgs backward;
-    fill(backward);
-    int64_t saved = 0;
-    lla_saved_size(&forward, &saved);
-    backward.saved = described(spec.ridge_dtype(), {saved}, Layout::dense, device);
-    backward.grad_o = view(spec.dtype, spec.rows_size(spec.value_dim));
-    backward.dq = view(spec.output(), spec.rows_size(spec.dim));
-    backward.dk = view(spec.output(), spec.keys_size(spec.dim));
-    backward.dv = view(spec.output(), spec.keys_size(spec.value_dim));
-    status = lla_backward_workspace(&backward, &bytes);
+    describe(backward, spec, device);
+    backward.options.implementation = implementation.c_str();
+    backward.saved = described(spec.ridge_dtype(), {sizes.saved_elements}, Layout::dense, device);
+    backward.grad_o = described(spec, spec.dtype, spec.rows_size(spec.value_dim), device);
+    backward.dq = described(spec, spec.output(), spec.rows_size(spec.dim), device);
+    backward.dk = described(spec, spec.output(), spec.keys_size(spec.dim), device);
+    backward.dv = described(spec, spec.output(), spec.keys_size(spec.value_dim), device);
+    BackwardSizes backward_sizes;
+    status = lla_backward_query(&backward, &backward_sizes);
   }
   if (find(implementation)->device == core::Device::cpu) {
     EXPECT_EQ(status, LLA_OK) << spec.text() << ": " << lla_last_error();

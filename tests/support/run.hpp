@@ -18,6 +18,7 @@ struct Forward {
   lla_status status = LLA_OK;
   std::string message;
   std::vector<double> o, saved;
+  ForwardSizes sizes;  // where saved's sections are, if it was asked for
   RowInfo info;
 };
 
@@ -54,6 +55,9 @@ Backward run_backward(const Spec& spec, const Inputs& inputs, const std::vector<
 // The oracle: the reference's direct solve on the same values, in and out in fp64.
 Forward oracle_forward(const Spec& spec, const Inputs& inputs);
 Backward oracle_backward(const Spec& spec, const Inputs& inputs);
+
+// Where the sections of the saved vector are.
+ForwardSizes saved_layout(const Spec& spec);
 
 // Implementations whose memory this binary has and whose device is there, in order of preference.
 std::vector<std::string> implementations_under_test();

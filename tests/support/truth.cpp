@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "reference/row.hpp"
+#include "support/run.hpp"
 
 namespace lla::test {
 namespace {
@@ -31,10 +32,8 @@ double ridge_of(const Spec& s, const Inputs& inputs, int64_t b, int64_t h, int64
 }  // namespace
 
 std::vector<double> saved_x(const Spec& spec, const std::vector<double>& saved) {
-  const auto section = [](int64_t n) { return (n + 3) / 4 * 4; };
-  const int64_t rows = spec.rows();
-  const auto first = saved.begin() + 2 * section(rows) + section(rows * spec.dim) + section(rows * spec.value_dim);
-  return {first, first + rows * spec.dim};
+  const auto first = saved.begin() + saved_layout(spec).saved_x;
+  return {first, first + spec.rows() * spec.dim};
 }
 
 std::vector<double> true_residuals(const Spec& s, const Inputs& inputs, const std::vector<double>& saved) {

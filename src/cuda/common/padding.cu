@@ -20,7 +20,7 @@ __device__ void zero_element(void* data, int64_t at, int32_t width) {
 __global__ void __launch_bounds__(kThreads) zero_padding_kernel(const __grid_constant__ core::Padding padding) {
   for (int i = 0; i < padding.count; ++i) {
     const core::PaddedRows& t = padding.rows[i];
-    const int64_t first = *(t.keys ? padding.last_k : padding.last_q);
+    const int64_t first = core::padding_start(padding, t);
     const int64_t elements = (t.total - first) * t.heads * t.channels;  // none, or negative where cu_seqlens is wrong
     for (int64_t n = int64_t{blockIdx.x} * kThreads + threadIdx.x; n < elements; n += int64_t{kBlocks} * kThreads) {
       const int64_t row = n / t.channels;

@@ -121,8 +121,25 @@ Status check_common(const Call& call) {
 }  // namespace
 
 Status check_pointers(const core::ForwardCall& call) {
+  const int device = call.problem.device_index;
   LLA_RETURN_IF_ERROR(check_common(call));
-  return check_pointer(call.o.data, call.problem.device_index, "o");
+  LLA_RETURN_IF_ERROR(check_pointer(call.cache.lengths, device, "seqlens_k"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.cache.table, device, "page_table"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.cache.first_key, device, "first_key"));
+  return check_pointer(call.o.data, device, "o");
+}
+
+Status check_pointers(const core::CacheAppendCall& call) {
+  const int device = call.device_index;
+  LLA_RETURN_IF_ERROR(check_pointer(call.k.data, device, "k"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.v.data, device, "v"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.k_cache.data, device, "k_cache"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.v_cache.data, device, "v_cache"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.cache.lengths, device, "seqlens"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.cache.table, device, "page_table"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.slots, device, "slots"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.cu_seqlens, device, "cu_seqlens"));
+  return check_pointer(call.status, device, "status");
 }
 
 Status check_pointers(const core::BackwardCall& call) {

@@ -3,14 +3,15 @@
 
 #include <cuda_runtime_api.h>
 
+#include "core/cache_append.hpp"
 #include "core/problem.hpp"
 #include "core/text.hpp"
 #include "lla/lla.hpp"
 
 namespace lla::cuda {
 
-// `what` names the call in the message: "launching stats". The runtime keeps the error of a failed call for whoever asks
-// next: it is taken back, so that the caller's next check does not find ours.
+// `what` names the call in the message: "launching stats". The runtime keeps the error of a failed call for whoever
+// asks next: it is taken back, so that the caller's next check does not find ours.
 Status to_status(cudaError_t error, const char* what);
 
 // Lets a kernel use `bytes` of dynamic shared memory, which above 48 KiB it must be told. Asked for only where it is not
@@ -36,5 +37,6 @@ class DeviceGuard {
 // would fault, and a fault costs the process its CUDA context.
 Status check_pointers(const core::ForwardCall& call);
 Status check_pointers(const core::BackwardCall& call);
+Status check_pointers(const core::CacheAppendCall& call);
 
 }  // namespace lla::cuda

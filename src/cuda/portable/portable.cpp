@@ -115,6 +115,7 @@ Status run(const core::ForwardCall& call, const core::Plan& plan) {
   const auto stream = static_cast<cudaStream_t>(call.stream);
   Arguments<T> a = arguments<T>(call, plan);
   a.o = call.o;
+  a.cache = call.cache;
   if (call.saved != nullptr) {
     const core::SavedLayout saved(call.problem);
     T* base = static_cast<T*>(call.saved);

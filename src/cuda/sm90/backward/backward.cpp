@@ -99,14 +99,12 @@ struct Run {
     params.cu_q = call.cu_seqlens_q, params.cu_k = call.cu_seqlens_k;
     params.scale_log2 = scale_log2(p.scale);
     params.negative_scale = p.scale < 0;
-    // λ's gradient, -x y, follows y's residual most closely: a tenth less of it keeps the promised accuracy for every
-    // kind. Where rows see few keys x is large in directions the keys do not reach, and y's error there, which its
-    // residual hardly shows, meets it: half the residual, and at least three steps.
-    params.tolerance_squared = static_cast<float>(0.81 * p.tolerance * p.tolerance);
-    params.few_keys_tolerance_squared = static_cast<float>(0.25 * p.tolerance * p.tolerance);
+    const SolveLimits limits = solve_limits(p);
+    params.tolerance_squared = static_cast<float>(limits.tolerance * limits.tolerance);
+    params.few_keys_tolerance_squared = static_cast<float>(limits.few_keys_tolerance * limits.few_keys_tolerance);
     params.most_told = most_told(p.tolerance);
-    params.few_keys_iterations = 3;
-    params.split_passes = std::numeric_limits<int32_t>::max();
+    params.few_keys_iterations = limits.few_keys_iterations;
+    params.split_passes = limits.split_passes;
     const core::StopRule rule = core::stop_rule(p);
     params.part_squared = static_cast<float>(rule.part * rule.part);
     params.least_squared = static_cast<float>(rule.least * rule.least);
@@ -212,7 +210,7 @@ struct Run {
     params.cu_q = call.cu_seqlens_q, params.cu_k = call.cu_seqlens_k;
     params.heads_kv = static_cast<int32_t>(p.heads_kv);
     params.dim = static_cast<int32_t>(p.dim), params.value_dim = static_cast<int32_t>(p.value_dim);
-    params.heads_together = heads_together();
+    params.heads_together = heads_together(p);
     params.low = at<uint32_t>(layout.low);
     params.rows = at<RowConstants>(layout.rows);
     params.head_exponents = at<int32_t>(layout.head_exponents);
@@ -220,13 +218,6 @@ struct Run {
     const auto launch = padded == 64 ? (p.given_x() ? launch_key_pass<64, false> : launch_key_pass<64, true>)
                                      : (p.given_x() ? launch_key_pass<128, false> : launch_key_pass<128, true>);
     return launch(params, stream);
-  }
-
-  // Blocks of as many heads side by side as keep their operands in a cache of about 24 MB.
-  int32_t heads_together() const {
-    const int64_t per_head = std::max<int64_t>(1, p.seqlen_q * p.group() * padded * 2 * (p.given_x() ? 4 : 6));
-    return static_cast<int32_t>(
-        std::clamp<int64_t>((int64_t{24} << 20) / per_head, 1, std::max<int64_t>(p.batch * p.heads_kv, 1)));
   }
 
   Status all() const {

@@ -1,6 +1,7 @@
 // A forward call: pre-pass, then the kernel the plan chose. Everything goes to the caller's stream; nothing waits.
 #include "core/text.hpp"
 #include "cuda/common/runtime.hpp"
+#include "cuda/sm90/decode/decode.hpp"
 #include "cuda/sm90/forward/launch.hpp"
 #include "cuda/sm90/operand_rows.hpp"
 #include "cuda/sm90/parallax/launch.hpp"
@@ -44,13 +45,14 @@ ForwardParams params_of(const ForwardCall& call, const core::Plan& plan, const W
   out.cu_k = call.cu_seqlens_k;
   out.scale_log2 = scale_log2(p.scale);
   out.negative_scale = p.scale < 0;
-  out.tolerance_squared = out.few_keys_tolerance_squared = static_cast<float>(p.tolerance * p.tolerance);
+  const SolveLimits limits = solve_limits(p);
+  out.tolerance_squared = static_cast<float>(limits.tolerance * limits.tolerance);
+  out.few_keys_tolerance_squared = static_cast<float>(limits.few_keys_tolerance * limits.few_keys_tolerance);
   out.most_told = most_told(p.tolerance);
   out.max_iterations = std::min(p.max_iterations, kMostIterations);
-  // Where rows see few keys. Later steps are small beside the solution, and so is what rounding U leaves behind in x.
-  out.split_passes = padded_dim(p.dim, p.value_dim) / 4;
+  out.split_passes = limits.split_passes;
   out.low_parts = LowParts::of(p.tolerance);
-  out.sum_error = static_cast<float>(0.25 * p.tolerance);
+  out.sum_error = static_cast<float>(limits.sum_error);
   out.header = reinterpret_cast<Header*>(base + at.header);
   out.heads = reinterpret_cast<const HeadStatistics*>(base + at.head_statistics);
   out.key_shift = reinterpret_cast<const float*>(base + at.key_shift);
@@ -86,8 +88,7 @@ PrepassParams prepass_of(const ForwardCall& call, const WorkspaceLayout& at) {
 }
 
 template <int kDim>
-auto given_x_launcher(const ForwardParams& p) {
-  const bool few = most_keys(p.shape, {0, p.shape.seqlen_k}) <= few_keys(kDim);
+auto given_x_launcher(const ForwardParams& p, bool few) {
   if (p.x.dtype == DType::f32) {
     return few ? launch_parallax<ParallaxConfig<kDim, true, true>> : launch_parallax<ParallaxConfig<kDim, true>>;
   }
@@ -102,6 +103,7 @@ Status forward(const ForwardCall& call, const core::Plan& plan) {
   const DeviceGuard device(p.device_index);
   if (!device.status()) return device.status();
   LLA_RETURN_IF_ERROR(check_pointers(call));
+  if (p.cache) return decode::forward(call, plan);
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const WorkspaceLayout at = forward_layout(p, plan);
   std::byte* const base = static_cast<std::byte*>(call.workspace);
@@ -116,7 +118,7 @@ Status forward(const ForwardCall& call, const core::Plan& plan) {
   LLA_RETURN_IF_ERROR(make_tensor_map(values, base + at.values, key_rows, prepass.padded, tile));
   const ForwardParams params = params_of(call, plan, at);
   const auto launch = [&]<int kDim>(std::integral_constant<int, kDim>) {
-    if (p.given_x()) return given_x_launcher<kDim>(params)(keys, values, params, plan.workers, stream);
+    if (p.given_x()) return given_x_launcher<kDim>(params, sees_few_keys(p))(keys, values, params, plan.workers, stream);
     return plan.cached_weights ? launch_forward<ForwardConfig<kDim, true>>(keys, values, params, plan.workers, stream)
                                : launch_forward<ForwardConfig<kDim, false>>(keys, values, params, plan.workers, stream);
   };
