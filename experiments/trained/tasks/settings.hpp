@@ -15,8 +15,8 @@ namespace lla::trained {
 class Settings {
  public:
   // `what` names the object in messages.
-  Settings(const experiments::Json& values, std::string what) : values_(values), what_(std::move(what)) {
-    if (!values.is_object()) throw experiments::Failure(fmt::format("{} is {}, not an object", what_, values.dump()));
+  Settings(experiments::Json values, std::string what) : values_(std::move(values)), what_(std::move(what)) {
+    if (!values_.is_object()) throw experiments::Failure(fmt::format("{} is {}, not an object", what_, values_.dump()));
   }
 
   bool has(const std::string& name) const { return values_.contains(name); }
@@ -81,7 +81,7 @@ class Settings {
     return value;
   }
 
-  const experiments::Json& values_;
+  experiments::Json values_;
   std::string what_;
   std::set<std::string> asked_;
 };
