@@ -14,7 +14,8 @@ at::Tensor rotated(const at::Tensor& x, int64_t length, double theta) {
   const auto options = x.options().dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
   const at::Tensor rates = at::exp(at::arange(half, options) * (-std::log(theta) / static_cast<double>(half)));
   const at::Tensor angles = at::arange(length - rows, length, options).unsqueeze(1) * rates;
-  const at::Tensor cos = angles.cos().to(x.scalar_type()).unsqueeze(1), sin = angles.sin().to(x.scalar_type()).unsqueeze(1);
+  const at::Tensor cos = angles.cos().to(x.scalar_type()).unsqueeze(1),
+                   sin = angles.sin().to(x.scalar_type()).unsqueeze(1);
   const auto parts = x.split(half, -1);
   return at::cat({parts[0] * cos - parts[1] * sin, parts[1] * cos + parts[0] * sin}, -1);
 }
@@ -44,7 +45,8 @@ class Attention : public Mixing {
   void declare(ParameterTable& table) const override {
     // Columns: q, what goes with each query (the logits of lambda, or x), k, v.
     add_matrix(table, "in", config_.width, 3 * config_.width + extra());
-    if (config_.mixer == Mixer::lla && config_.ridge_bias) add_vector(table, "ridge_bias", extra(), {Init::zeros}, false);
+    if (config_.mixer == Mixer::lla && config_.ridge_bias)
+      add_vector(table, "ridge_bias", extra(), {Init::zeros}, false);
     if (config_.qk_norm) {
       add_vector(table, "q_gain", head_width(), {Init::ones}, false);
       add_vector(table, "k_gain", head_width(), {Init::ones}, false);

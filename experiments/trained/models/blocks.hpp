@@ -24,8 +24,8 @@ class Mixing {
   virtual ~Mixing() = default;
 
   virtual void declare(ParameterTable& table) const = 0;
-  // x (R, B * L, width), normed but for `gain` (R, width; may be undefined), which the first product takes in. Gives (R,
-  // B * rows, width).
+  // x (R, B * L, width), normed but for `gain` (R, width; may be undefined), which the first product takes in. Gives
+  // (R, B * rows, width).
   virtual at::Tensor mix(const Pass& pass, const at::Tensor& x, const at::Tensor& gain) const = 0;
 
  protected:
@@ -49,8 +49,8 @@ std::unique_ptr<Mixing> make_linear(const ModelConfig& config, std::string prefi
 // Of a matrix (in, out): normal, of config.init_std or, where that is 0, 1/sqrt(3 in).
 InitRule matrix_init(const ModelConfig& config, int64_t in);
 
-// Rows of `matrix` (R, in, out) times gain (R, in): the gain of a norm, moved into the product that follows it, where it
-// costs nothing.
+// Rows of `matrix` (R, in, out) times gain (R, in): the gain of a norm, moved into the product that follows it, where
+// it costs nothing.
 at::Tensor with_gain(const at::Tensor& matrix, const at::Tensor& gain);
 
 // Over the last dimension, without gain. `scale` multiplies the result at no cost (RMS only).

@@ -9,8 +9,8 @@ namespace {
 
 constexpr double minus_infinity = -std::numeric_limits<double>::infinity();
 
-// The inverse without a gradient. Diagonal blocks of 16 by (I - L)(I + L^2)(I + L^4)(I + L^8), exact as L^16 = 0 and short
-// enough not to grow; then pairs of blocks: inverse of [[A, 0], [C, B]] = [[A', 0], [-B' C A', B']].
+// The inverse without a gradient. Diagonal blocks of 16 by (I - L)(I + L^2)(I + L^4)(I + L^8), exact as L^16 = 0 and
+// short enough not to grow; then pairs of blocks: inverse of [[A, 0], [C, B]] = [[A', 0], [-B' C A', B']].
 at::Tensor inverse_by_blocks(const at::Tensor& lower) {
   constexpr int64_t base = 16;
   int64_t size = base;
@@ -21,8 +21,7 @@ at::Tensor inverse_by_blocks(const at::Tensor& lower) {
   // Block (row, row + offset) of side s for all rows of that step: (matrices * count, s, s).
   const auto blocks = [&](const at::Tensor& from, int64_t side, int64_t step, int64_t down) {
     const int64_t count = size / step;
-    return from.as_strided({matrices, count, side, side}, {size * size, step * (size + 1), size, 1},
-                           down * size)
+    return from.as_strided({matrices, count, side, side}, {size * size, step * (size + 1), size, 1}, down * size)
         .reshape({matrices * count, side, side});
   };
   const at::Tensor flat = whole.reshape({matrices, size, size});

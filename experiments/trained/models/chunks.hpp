@@ -1,8 +1,8 @@
-// The chunked form of linear recurrences: products within chunks of positions, a state carried between them. All of it is
-// dense products and elementwise operations; no scan, no atomics.
+// The chunked form of linear recurrences: products within chunks of positions, a state carried between them. All of it
+// is dense products and elementwise operations; no scan, no atomics.
 //
-// Layout: heads first, (Z, n, C, width) with Z = runs * batch * heads, n chunks of C positions; log decays are (Z, n, C),
-// fp32 (or fp64) and never positive.
+// Layout: heads first, (Z, n, C, width) with Z = runs * batch * heads, n chunks of C positions; log decays are (Z, n,
+// C), fp32 (or fp64) and never positive.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,8 @@ struct Chunks {
   // The first chunk that holds one of the last `rows` positions.
   int64_t first(int64_t rows) const { return (length - rows) / size; }
 };
-// About `preferred` positions each; a size that divides the length where there is one near it, so that nothing is padded.
+// About `preferred` positions each; a size that divides the length where there is one near it, so that nothing is
+// padded.
 Chunks make_chunks(int64_t length, int64_t preferred);
 
 // (N, L, H, width) to (Z, n, C, width), (N, L, H) to (Z, n, C); what is padded is zero.
@@ -34,8 +35,8 @@ at::Tensor decay_matrix(const at::Tensor& sums, at::ScalarType dtype, bool stric
 // (I + L)^-1 for the strictly lower triangles L of the last two dimensions, of any size up to 128.
 at::Tensor unit_lower_inverse(const at::Tensor& lower);
 
-// y_i = sum over j <= i of exp(decay from j to i) (q_i . k_j) v_j for one k, v, decay and any number of q, for the chunks
-// from `first` on.
+// y_i = sum over j <= i of exp(decay from j to i) (q_i . k_j) v_j for one k, v, decay and any number of q, for the
+// chunks from `first` on.
 class DecayedSum {
  public:
   // log_decay may be undefined: no decay.

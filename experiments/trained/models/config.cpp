@@ -21,9 +21,7 @@ constexpr std::array<std::pair<Mixer, std::string_view>, 9> names{{{Mixer::lla, 
 
 [[noreturn]] void refuse(const std::string& sentence) { throw std::invalid_argument(sentence); }
 
-bool is_attention(Mixer mixer) {
-  return mixer == Mixer::lla || mixer == Mixer::softmax || mixer == Mixer::parallax;
-}
+bool is_attention(Mixer mixer) { return mixer == Mixer::lla || mixer == Mixer::softmax || mixer == Mixer::parallax; }
 // Published with a short convolution and, after it, SiLU.
 bool is_published_with_convolution(Mixer mixer) {
   return mixer == Mixer::mamba2 || mixer == Mixer::gated_deltanet || mixer == Mixer::mesanet || mixer == Mixer::hyena;

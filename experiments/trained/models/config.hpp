@@ -17,8 +17,12 @@ const std::vector<Mixer>& all_mixers();
 const std::vector<Mixer>& paper_mixers();  // the six of the paper's trained experiments
 
 enum class Norm { none, rms, layer };
-enum class Positions { none, learned, rope };           // learned: added to the embedding; rope: attention models only
-enum class Ridge { per_dimension, per_head, infinite };  // per_dimension: d_lambda = d_h shared by the heads, the paper's form
+enum class Positions { none, learned, rope };  // learned: added to the embedding; rope: attention models only
+enum class Ridge {
+  per_dimension,
+  per_head,
+  infinite
+};  // per_dimension: d_lambda = d_h shared by the heads, the paper's form
 
 struct ModelConfig {
   Mixer mixer = Mixer::lla;
@@ -51,10 +55,10 @@ struct ModelConfig {
   bool output_gate = false;        // of GLA, Gated DeltaNet, MesaNet, linear attention; Mamba-2 always has its own
   double key_ratio = 1;            // width of all keys over the model's
   double value_ratio = 1;
-  int64_t state_width = 64;        // Mamba-2
+  int64_t state_width = 64;  // Mamba-2
   int64_t hyena_filter_width = 32;
-  int64_t mesa_iterations = 30;    // of conjugate gradients
-  int64_t chunk = 0;               // positions a chunk of the chunked forms; 0: each mixer's own choice
+  int64_t mesa_iterations = 30;  // of conjugate gradients
+  int64_t chunk = 0;             // positions a chunk of the chunked forms; 0: each mixer's own choice
 };
 
 // The paper's set-ups, with what it leaves open chosen as in docs/experiments.md.

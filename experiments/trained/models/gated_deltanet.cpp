@@ -1,7 +1,8 @@
 // Gated DeltaNet (Yang et al., 2025), with keys and queries of length one:
 //     S_t = a_t (I - b_t k_t k_t^T) S_{t-1} + b_t k_t v_t^T,    o_t = S_t^T q_t
-// In a chunk with state S before it and decays G_i = a_1 ... a_i, the written values u_i (S_t = a_t S_{t-1} + k_t u_t^T)
-// solve (I + N) U = diag(b) V - diag(b G) K S,  N_ij = b_i G_i / G_j k_i.k_j for j < i: one triangular inverse a chunk.
+// In a chunk with state S before it and decays G_i = a_1 ... a_i, the written values u_i (S_t = a_t S_{t-1} + k_t
+// u_t^T) solve (I + N) U = diag(b) V - diag(b G) K S,  N_ij = b_i G_i / G_j k_i.k_j for j < i: one triangular inverse a
+// chunk.
 #include "models/chunks.hpp"
 #include "models/recurrent.hpp"
 
@@ -31,16 +32,15 @@ class GatedDeltaNet : public Recurrent {
     const auto scalars = [&](const at::Tensor& x) {
       return to_chunks(x.reshape({pass.runs * pass.batch, pass.length, config_.heads}), chunks);
     };
-    const at::Tensor o = delta_rule(to_chunks(unit_normed(heads(pass, in.q)), chunks),
-                                    to_chunks(unit_normed(heads(pass, in.k)), chunks),
-                                    to_chunks(heads(pass, in.v), chunks), scalars(strength), scalars(log_decay),
-                                    chunks.first(pass.rows));
+    const at::Tensor o = delta_rule(
+        to_chunks(unit_normed(heads(pass, in.q)), chunks), to_chunks(unit_normed(heads(pass, in.k)), chunks),
+        to_chunks(heads(pass, in.v), chunks), scalars(strength), scalars(log_decay), chunks.first(pass.rows));
     return from_chunks(o, config_.heads, chunks, pass.rows);
   }
 
  private:
-  static at::Tensor delta_rule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& strength,
-                               const at::Tensor& log_decay, int64_t first) {
+  static at::Tensor delta_rule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                               const at::Tensor& strength, const at::Tensor& log_decay, int64_t first) {
     const int64_t count = k.size(1), size = k.size(2), asked = count - first;
     const auto dtype = k.scalar_type();
     const at::Tensor sums = cumulative(log_decay);
@@ -72,8 +72,8 @@ class GatedDeltaNet : public Recurrent {
       states = at::stack(before, 1);
     }
     const at::Tensor asked_q = q.narrow(1, first, asked);
-    const at::Tensor scores = at::matmul(asked_q, k.narrow(1, first, asked).transpose(2, 3)) *
-                              decay.narrow(1, first, asked).to(dtype);
+    const at::Tensor scores =
+        at::matmul(asked_q, k.narrow(1, first, asked).transpose(2, 3)) * decay.narrow(1, first, asked).to(dtype);
     const at::Tensor inner = at::matmul(scores, u);
     if (count == 1) return inner;
     return at::addcmul(inner, at::matmul(asked_q, states), entering.narrow(1, first, asked));

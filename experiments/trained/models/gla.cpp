@@ -25,18 +25,18 @@ class Gla : public Recurrent {
     const at::Tensor low = at::bmm(in.more, get(pass, "decay"));
     const at::Tensor logits = wide(low) + wide(get(pass, "decay_bias")).unsqueeze(1);
     const Chunks chunks = make_chunks(pass.length, config_.chunk > 0 ? config_.chunk : 32);
-    return from_chunks(gated_sum(to_chunks(heads(pass, in.q), chunks), to_chunks(heads(pass, in.k), chunks),
-                                 to_chunks(heads(pass, in.v), chunks),
-                                 to_chunks(heads(pass, at::log_sigmoid(logits) / gate_temperature), chunks),
-                                 chunks.first(pass.rows)),
-                       config_.heads, chunks, pass.rows);
+    return from_chunks(
+        gated_sum(to_chunks(heads(pass, in.q), chunks), to_chunks(heads(pass, in.k), chunks),
+                  to_chunks(heads(pass, in.v), chunks),
+                  to_chunks(heads(pass, at::log_sigmoid(logits) / gate_temperature), chunks), chunks.first(pass.rows)),
+        config_.heads, chunks, pass.rows);
   }
 
  private:
   // log_decay (Z, n, C, Dk). Within a chunk the decay from j to i is split in two factors at the chunk's middle, which
   // keeps both within range while a chunk decays by less than e^160.
-  static at::Tensor gated_sum(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& log_decay,
-                              int64_t first) {
+  static at::Tensor gated_sum(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                              const at::Tensor& log_decay, int64_t first) {
     const int64_t count = k.size(1), size = k.size(2), asked = count - first;
     const auto dtype = k.scalar_type();
     const at::Tensor sums = cumulative(log_decay);

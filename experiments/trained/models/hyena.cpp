@@ -1,7 +1,8 @@
-// Hyena (Poli et al., 2023), order 2: two gates and one long convolution whose filter is a small network of the position.
+// Hyena (Poli et al., 2023), order 2: two gates and one long convolution whose filter is a small network of the
+// position.
 //     y = x2 * (h (*) (x1 * v) + bias x1 * v)
-// The convolution is a product with the filter's Toeplitz matrix, one for each channel: at these lengths a matrix product
-// beats transforms, and its gradient is the same kind of product.
+// The convolution is a product with the filter's Toeplitz matrix, one for each channel: at these lengths a matrix
+// product beats transforms, and its gradient is the same kind of product.
 #include <cmath>
 
 #include "models/blocks.hpp"
@@ -59,7 +60,8 @@ class Hyena : public Mixing {
     at::Tensor h = layer(places, "filter1", "filter1_bias");
     h = layer(h, "filter2", "filter2_bias");
     h = at::matmul(h, wide(get(pass, "filter3")));
-    // Channels forget at different rates, between a factor decay_target over `fastest` and over `slowest` of the length.
+    // Channels forget at different rates, between a factor decay_target over `fastest` and over `slowest` of the
+    // length.
     const double rate = -std::log(decay_target);
     const at::Tensor rates = at::linspace(rate / slowest, rate / fastest, config_.width, options);
     return h * at::exp(-t.unsqueeze(1) * rates);
@@ -73,10 +75,12 @@ class Hyena : public Mixing {
     const at::Tensor padded = at::constant_pad_nd(reversed, {0, rows - 1});
     // Window w holds h[L - 1 - w - j]: it belongs to i = L - 1 - w.
     const at::Tensor toeplitz = padded.unfold(2, length, 1).flip({2}).flatten(0, 1);  // (R * width, rows, L)
-    const at::Tensor columns = u.unflatten(1, {pass.batch, length}).permute({0, 3, 2, 1}).reshape({-1, length, pass.batch});
+    const at::Tensor columns =
+        u.unflatten(1, {pass.batch, length}).permute({0, 3, 2, 1}).reshape({-1, length, pass.batch});
     const at::Tensor y = at::bmm(toeplitz, columns);  // (R * width, rows, B)
-    return y.view({pass.runs, config_.width, rows, pass.batch}).permute({0, 3, 2, 1}).reshape(
-        {pass.runs, pass.batch * rows, config_.width});
+    return y.view({pass.runs, config_.width, rows, pass.batch})
+        .permute({0, 3, 2, 1})
+        .reshape({pass.runs, pass.batch * rows, config_.width});
   }
 };
 

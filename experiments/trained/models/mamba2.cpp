@@ -1,7 +1,7 @@
 // Mamba-2 (Dao and Gu, 2024), one group: B and C are shared by the heads.
 //     H_t = exp(d_t A) H_{t-1} + d_t B_t x_t^T,    y_t = H_t^T C_t + D x_t,    d_t = softplus(.)
-// then RMS norm of y * silu(z). Not expanded: at equal width that gives the parameters of attention, and heads and state
-// of the others' size.
+// then RMS norm of y * silu(z). Not expanded: at equal width that gives the parameters of attention, and heads and
+// state of the others' size.
 #include "models/blocks.hpp"
 #include "models/chunks.hpp"
 
@@ -51,10 +51,12 @@ class Mamba2 : public Mixing {
     const at::Tensor values = parts[0].reshape({sequences, pass.length, heads, head_width()});
     const at::Tensor v = to_chunks(values, chunks) * scalars(step).to(values.scalar_type()).unsqueeze(-1);
     const DecayedSum sum(shared(parts[1]), v, scalars(log_decay), first);
-    const at::Tensor y = from_chunks(sum(shared(parts[2]).narrow(1, first, chunks.count - first)), heads, chunks, pass.rows);
+    const at::Tensor y =
+        from_chunks(sum(shared(parts[2]).narrow(1, first, chunks.count - first)), heads, chunks, pass.rows);
 
     const auto rows = [&](const at::Tensor& t) { return t.reshape({pass.runs, pass.batch * pass.rows, heads, -1}); };
-    const at::Tensor skipped = at::addcmul(rows(y), rows(last_rows(parts[0], pass)), get(pass, "skip").view({pass.runs, 1, heads, 1}));
+    const at::Tensor skipped =
+        at::addcmul(rows(y), rows(last_rows(parts[0], pass)), get(pass, "skip").view({pass.runs, 1, heads, 1}));
     const at::Tensor o = rms_normed(skipped.flatten(2) * at::silu(last_rows(columns[1], pass)));
     return at::bmm(o, with_gain(get(pass, "out"), get(pass, "out_gain")));
   }

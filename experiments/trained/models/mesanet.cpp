@@ -1,4 +1,5 @@
-// MesaNet (von Oswald et al., 2025), with keys and queries of length one: ridge regression on all that was seen, decayed.
+// MesaNet (von Oswald et al., 2025), with keys and queries of length one: ridge regression on all that was seen,
+// decayed.
 //     H_t = a_t H_{t-1} + b_t k_t k_t^T,    G_t = a_t G_{t-1} + b_t v_t k_t^T,    o_t = G_t (H_t + diag(lambda))^-1 q_t
 // The system is solved by a fixed number of conjugate gradient steps for all positions at once; each applies H_t in its
 // chunked form.
@@ -44,8 +45,7 @@ class Solve : public ::torch::autograd::Function<Solve> {
   static at::Tensor forward(::torch::autograd::AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& weighted, const at::Tensor& log_decay, const at::Tensor& ridge,
                             int64_t first, int64_t iterations) {
-    const at::Tensor x =
-        conjugate_gradients({DecayedSum(k, weighted, log_decay, first), ridge}, q, iterations);
+    const at::Tensor x = conjugate_gradients({DecayedSum(k, weighted, log_decay, first), ridge}, q, iterations);
     context->save_for_backward({x, k, weighted, log_decay, ridge});
     context->saved_data["first"] = first;
     context->saved_data["iterations"] = iterations;

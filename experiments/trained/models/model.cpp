@@ -76,9 +76,7 @@ at::Tensor Model::features(const StackedParameters& weights, const Batch& batch,
   Pass pass{weights, given.size(0), given.size(1), given.size(2), given.size(2), counts};
   TORCH_CHECK(config_.max_length == 0 || pass.length <= config_.max_length, "a sequence of ", pass.length,
               " positions; the model was made for ", config_.max_length);
-  const auto gain = [&](const std::string& name) {
-    return config_.norm == Norm::none ? at::Tensor() : weights[name];
-  };
+  const auto gain = [&](const std::string& name) { return config_.norm == Norm::none ? at::Tensor() : weights[name]; };
 
   at::Tensor x = tokens ? embedded(weights["embedding"], given.flatten(1))
                         : at::bmm(given.flatten(1, 2).to(weights.compute()), weights["input"]);

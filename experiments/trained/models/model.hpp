@@ -27,7 +27,8 @@ struct Batch {
   at::Tensor positions;
 };
 
-// How LLA's rows were solved, by status (lla_row_status), run and pass. Give one to forward, take the gradients, then ask.
+// How LLA's rows were solved, by status (lla_row_status), run and pass. Give one to forward, take the gradients, then
+// ask.
 class SolveCounts {
  public:
   static constexpr int64_t statuses = 6;

@@ -15,8 +15,8 @@ namespace lla::trained {
 enum class Init {
   zeros,
   ones,
-  normal,    // standard deviation a
-  uniform,   // [a, b)
+  normal,           // standard deviation a
+  uniform,          // [a, b)
   log_uniform,      // log of uniform [a, b): Mamba-2's and Gated DeltaNet's A
   inverse_softplus  // of log-uniform [a, b): the bias of their step size
 };
@@ -30,8 +30,8 @@ struct Parameter {
   std::string name;
   std::vector<int64_t> shape;  // of one run
   InitRule init;
-  bool decay = true;  // weight decay: matrices yes; gains, biases, positions' rates no
-  bool full = false;  // fp32 in the model whatever the compute dtype
+  bool decay = true;   // weight decay: matrices yes; gains, biases, positions' rates no
+  bool full = false;   // fp32 in the model whatever the compute dtype
   int64_t offset = 0;  // into a run's P
   int64_t size = 0;
 };

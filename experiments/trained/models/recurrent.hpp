@@ -1,5 +1,5 @@
-// What GLA, linear attention, Gated DeltaNet and MesaNet share: one product for all inputs, a short convolution and SiLU
-// where asked, heads, RMS norm of each head's output, an output gate where asked, the output product.
+// What GLA, linear attention, Gated DeltaNet and MesaNet share: one product for all inputs, a short convolution and
+// SiLU where asked, heads, RMS norm of each head's output, an output gate where asked, the output product.
 #pragma once
 
 #include "models/blocks.hpp"
