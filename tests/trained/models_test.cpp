@@ -381,6 +381,32 @@ TEST(Chunks, SizesThatDivideArePreferred) {
   EXPECT_EQ(make_chunks(101, 64).padding(), 27);
 }
 
+// Head and loss in one against torch's own, values and gradients; a label that is all but certain too.
+TEST(LabelLosses, IsCrossEntropy) {
+  for (const bool tied : {true, false}) {
+    ModelConfig config = token_model(Mixer::softmax);
+    config.tied_head = tied;
+    const Model model(config);
+    Tensor master = random_weights(model.parameters(), 2, 3);
+    master.narrow(1, model.parameters().all()[model.parameters().index("gain")].offset, config.width).mul_(8);
+    const Batch batch = token_batch(2, 11);
+    const Tensor labels = batch.tokens.gather(2, batch.positions);
+    const StackedParameters ours(model.parameters(), master, at::kDouble, true),
+        plain(model.parameters(), master, at::kDouble, true);
+    const Tensor loss = model.losses(ours, model.features(ours, batch), labels);
+    const Tensor logits = model.forward(plain, batch);
+    const Tensor each =
+        at::nll_loss(at::log_softmax(logits.flatten(0, 2), -1), labels.flatten(), {}, at::Reduction::None);
+    const Tensor expected = each.view({2, -1}).mean(1);
+    const Tensor share = at::tensor({1.0, 3.0}, at::kDouble);
+    Tensor gradient = at::full_like(master, NAN), expected_gradient = at::full_like(master, NAN);
+    ours.gradients((loss * share).sum(), gradient);
+    plain.gradients((expected * share).sum(), expected_gradient);
+    EXPECT_LT(distance(loss, expected), 1e-12);
+    EXPECT_LT(distance(gradient, expected_gradient), 1e-12);
+  }
+}
+
 // ---- Sizes ----
 
 double ratio(const ModelConfig& config, const ModelConfig& softmax) {
