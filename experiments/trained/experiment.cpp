@@ -137,7 +137,8 @@ Experiment make_experiment(Json config, const Subset& subset) {
     std::vector<Stack> further;
     for (const std::string& name : own_models) {
       Settings ours(own_per_model.contains(name) ? own_per_model[name] : Json::object(), "per_model's " + name);
-      Stack stack{.task = task, .model = name, .setting = setting};
+      Stack stack;
+      stack.task = task, stack.model = name, stack.setting = setting;
       stack.task_options = merged(options, setting);
       stack.model_options = merged(merged(model, own_model), ours.object("model"));
       const Json values = merged(merged(training, own), ours.object("training"));

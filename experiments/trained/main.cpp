@@ -1,4 +1,5 @@
 // lla_train: the paper's trained experiments and a language model. `lla reproduce in-context` and so on start it.
+#include <ATen/Parallel.h>
 #include <CLI/CLI.hpp>
 
 #include <csignal>

@@ -22,7 +22,7 @@ std::unique_ptr<Corpus> loaded;
 // .../site-packages, from the libtorch this process runs with: site-packages/torch/lib/libtorch_cpu.so.
 fs::path torch_site_packages() {
   Dl_info info;
-  const auto* symbol = reinterpret_cast<const void*>(&at::get_num_threads);
+  const auto* symbol = reinterpret_cast<const void*>(&at::globalContext);
   if (dladdr(symbol, &info) == 0 || info.dli_fname == nullptr) return {};
   return fs::weakly_canonical(info.dli_fname).parent_path().parent_path().parent_path();
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <fmt/core.h>
+
 #include "common/parallel.hpp"
 #include "tasks/draws.hpp"
 

@@ -41,7 +41,7 @@ StackTrainer::StackTrainer(const Stack& stack, const ModelConfig& config, Source
       options_(std::move(options)),
       compute_(compute_type(stack.training.precision, options_.device)),
       steps_per_epoch_(steps_of(stack.training) / stack.training.epochs) {
-  for (const Run& run : stack.runs) runs_.push_back({run});
+  for (const Run& run : stack.runs) runs_.emplace_back().run = run;
   for (size_t i = 0; i < runs_.size(); ++i) active_.push_back(i);
   if (!load()) {
     std::vector<at::Tensor> start;

@@ -31,7 +31,7 @@ struct TrainerOptions {
 
 // What a run came to.
 struct RunState {
-  Run run;
+  Run run{};
   std::string ended;  // "": still training; "cap", "accuracy", "not finite"
   int64_t steps = 0;
   double seconds = 0;          // its share of the stack's
