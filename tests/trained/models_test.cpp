@@ -1,5 +1,6 @@
 // The models: every layer against a plain recurrence in fp64, gradients too, over several chunks and a ragged end; runs
 // stacked against alone; the same bits twice; sizes.
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,6 +15,10 @@ namespace lla::trained {
 namespace {
 
 using at::Tensor;
+
+// One thread: the tensors are small, and threads that wait for each other on a busy machine take a hundred times as
+// long.
+const int one_thread = (at::set_num_threads(1), 1);
 
 double distance(const Tensor& a, const Tensor& b) {
   const Tensor x = a.detach().to(at::kDouble), y = b.detach().to(at::kDouble);
@@ -356,7 +361,7 @@ TEST(Decays, ExtremesStayFinite) {
       const Step result = step(model, master, batch, at::kFloat),
                  exact = step(model, master.to(at::kDouble), batch, at::kDouble);
       EXPECT_LT(distance(result.output, exact.output), 1e-4) << name(mixer) << " " << value;
-      EXPECT_TRUE(result.gradient.isfinite().all().item<bool>()) << name(mixer) << " " << value;
+      EXPECT_LT(distance(result.gradient, exact.gradient), 1e-3) << name(mixer) << " " << value;
     }
   }
 }
