@@ -160,7 +160,7 @@ Tensor recur(const ModelConfig& config, const Lookup& weights, int64_t h, const 
     }
     if (config.mixer == Mixer::gla) {
       const Tensor logits = times(more[t], weights("decay")) + weights("decay_bias");
-      const Tensor decay = (1 / (1 + (-logits).exp())).narrow(0, h * dk, dk).pow(1.0 / 16);
+      const Tensor decay = (1 / (1 + (-logits).exp())).narrow(0, h * dk, dk).pow(1.0 / 16).clamp_min(std::exp(-2.0));
       state = decay.unsqueeze(1) * state + rank_one(k[t], v[t]);
       rows.push_back(times(q[t], state));
       continue;

@@ -1,5 +1,7 @@
 // Gated linear attention (Yang et al., 2024): a decay for every key dimension. And linear attention, without decay.
 //     S_t = diag(a_t) S_{t-1} + k_t v_t^T,    o_t = S_t^T q_t
+#include <algorithm>
+
 #include "models/chunks.hpp"
 #include "models/recurrent.hpp"
 
@@ -8,7 +10,9 @@ namespace {
 
 constexpr int64_t gate_rank = 16;
 constexpr double gate_temperature = 16;  // the logarithm of the decay is logsigmoid / 16
-constexpr double largest_exponent = 80;
+// A decay is never below e^-2 a step (its logit would be -32): over half a chunk that stays within fp32 and bf16.
+constexpr double lowest_log_decay = -2;
+constexpr int64_t largest_chunk = 36;
 
 class Gla : public Recurrent {
  public:
@@ -24,17 +28,19 @@ class Gla : public Recurrent {
   at::Tensor recur(const Pass& pass, const Columns& in) const override {
     const at::Tensor low = at::bmm(in.more, get(pass, "decay"));
     const at::Tensor logits = wide(low) + wide(get(pass, "decay_bias")).unsqueeze(1);
-    const Chunks chunks = make_chunks(pass.length, config_.chunk > 0 ? config_.chunk : 32);
+    const Chunks chunks = make_chunks(pass.length, config_.chunk > 0 ? std::min(config_.chunk, largest_chunk) : 32);
     return from_chunks(
-        gated_sum(to_chunks(heads(pass, in.q), chunks), to_chunks(heads(pass, in.k), chunks),
-                  to_chunks(heads(pass, in.v), chunks),
-                  to_chunks(heads(pass, at::log_sigmoid(logits) / gate_temperature), chunks), chunks.first(pass.rows)),
+        gated_sum(
+            to_chunks(heads(pass, in.q), chunks), to_chunks(heads(pass, in.k), chunks),
+            to_chunks(heads(pass, in.v), chunks),
+            to_chunks(heads(pass, (at::log_sigmoid(logits) / gate_temperature).clamp_min(lowest_log_decay)), chunks),
+            chunks.first(pass.rows)),
         config_.heads, chunks, pass.rows);
   }
 
  private:
   // log_decay (Z, n, C, Dk). Within a chunk the decay from j to i is split in two factors at the chunk's middle, which
-  // keeps both within range while a chunk decays by less than e^160.
+  // keeps both and their products within range.
   static at::Tensor gated_sum(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                               const at::Tensor& log_decay, int64_t first) {
     const int64_t count = k.size(1), size = k.size(2), asked = count - first;
@@ -42,9 +48,8 @@ class Gla : public Recurrent {
     const at::Tensor sums = cumulative(log_decay);
     const at::Tensor asked_sums = sums.narrow(1, first, asked), asked_q = q.narrow(1, first, asked);
     const at::Tensor offset = asked_sums - asked_sums.narrow(2, size / 2, 1);
-    const at::Tensor late = asked_q * offset.clamp(-largest_exponent, largest_exponent).exp().to(dtype);
-    const at::Tensor early =
-        k.narrow(1, first, asked) * (-offset).clamp(-largest_exponent, largest_exponent).exp().to(dtype);
+    const at::Tensor late = asked_q * offset.exp().to(dtype);
+    const at::Tensor early = k.narrow(1, first, asked) * (-offset).exp().to(dtype);
     const at::Tensor inner = at::matmul(at::matmul(late, early.transpose(2, 3)).tril(), v.narrow(1, first, asked));
     if (count == 1) return inner;
 

@@ -1,6 +1,7 @@
 #include "models/model.hpp"
 
 #include "models/blocks.hpp"
+#include "models/label_loss.hpp"
 
 namespace lla::trained {
 namespace {
@@ -105,14 +106,23 @@ at::Tensor Model::features(const StackedParameters& weights, const Batch& batch,
   return normed(config_.norm, x).unflatten(1, {pass.batch, -1});
 }
 
-at::Tensor Model::head(const StackedParameters& weights, const at::Tensor& features) const {
+Model::Head Model::head_inputs(const StackedParameters& weights, const at::Tensor& features) const {
   const bool tied = config_.vocabulary > 0 && config_.tied_head;
-  const at::Tensor matrix = tied ? weights["embedding"].transpose(1, 2) : weights["head"];
   // The gain of the last norm goes to the smaller side: the features, or a small head.
   const at::Tensor gain = config_.norm == Norm::none ? at::Tensor() : weights["gain"];
-  at::Tensor x = features.flatten(1, 2);
-  if (tied && gain.defined()) x = x * gain.unsqueeze(1);
-  return at::bmm(x, tied ? matrix : with_gain(matrix, gain)).unflatten(1, {features.size(1), -1});
+  const at::Tensor x = features.flatten(1, 2);
+  if (!tied) return {x, with_gain(weights["head"], gain)};
+  return {gain.defined() ? x * gain.unsqueeze(1) : x, weights["embedding"].transpose(1, 2)};
+}
+
+at::Tensor Model::head(const StackedParameters& weights, const at::Tensor& features) const {
+  const auto [x, matrix] = head_inputs(weights, features);
+  return at::bmm(x, matrix).unflatten(1, {features.size(1), -1});
+}
+
+at::Tensor Model::losses(const StackedParameters& weights, const at::Tensor& features, const at::Tensor& labels) const {
+  const auto [x, matrix] = head_inputs(weights, features);
+  return label_losses(x, matrix, labels.flatten(1));
 }
 
 at::Tensor Model::forward(const StackedParameters& weights, const Batch& batch, SolveCounts* counts) const {

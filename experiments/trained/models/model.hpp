@@ -55,12 +55,19 @@ class Model {
 
   // (R, B, Q, output_width or vocabulary), in the compute dtype.
   at::Tensor forward(const StackedParameters& weights, const Batch& batch, SolveCounts* counts = nullptr) const;
-  // As forward up to the head: (R, B, Q, width), normed. head() does the rest; apart so that a loss can go over the
-  // vocabulary in pieces.
+  // As forward up to the head: (R, B, Q, width), normed. head() does the rest.
   at::Tensor features(const StackedParameters& weights, const Batch& batch, SolveCounts* counts = nullptr) const;
   at::Tensor head(const StackedParameters& weights, const at::Tensor& features) const;
+  // Cross entropy with labels (R, B, Q) int64, the mean of each run, (R): head and loss in one, at half the memory
+  // traffic.
+  at::Tensor losses(const StackedParameters& weights, const at::Tensor& features, const at::Tensor& labels) const;
 
  private:
+  struct Head {
+    at::Tensor features, matrix;  // (R, N, width), (R, width, outputs)
+  };
+  Head head_inputs(const StackedParameters& weights, const at::Tensor& features) const;
+
   ModelConfig config_;
   ParameterTable table_;
   std::vector<std::unique_ptr<Mixing>> mixers_;

@@ -65,7 +65,7 @@ void StackTrainer::step() {
   const Labelled labelled = sources_.training->take(order_.index_select(0, position_).squeeze(0));
   const StackedParameters weights(model_.parameters(), adam_->master, compute_, true);
   SolveCounts counts;
-  const at::Tensor loss = losses(outputs(model_, weights, labelled, &counts), labelled);
+  const at::Tensor loss = losses(model_, weights, labelled, &counts);
   weights.gradients(loss.sum(), gradient_);
   const at::NoGradGuard no_grad;
   adam_->step(gradient_);
