@@ -378,12 +378,13 @@ TEST(Chunks, TriangularInverse) {
   }
 }
 
-TEST(Chunks, SizesThatDivideArePreferred) {
-  EXPECT_EQ(make_chunks(272, 64).size, 68);
+TEST(Chunks, SizesArePaddedLittleAndAligned) {
+  EXPECT_EQ(make_chunks(272, 64).size, 56);
   EXPECT_EQ(make_chunks(1024, 64).size, 64);
   EXPECT_EQ(make_chunks(40, 64).count, 1);
-  EXPECT_EQ(make_chunks(130, 64).padding(), 0);
-  EXPECT_EQ(make_chunks(101, 64).padding(), 27);
+  EXPECT_EQ(make_chunks(130, 64).size, 72);
+  EXPECT_EQ(make_chunks(101, 64).padding(), 11);
+  EXPECT_EQ(make_chunks(272, 32).size, 32);
 }
 
 // Head and loss in one against torch's own, values and gradients; a label that is all but certain too.

@@ -29,8 +29,8 @@ at::Tensor from_chunks(const at::Tensor& x, int64_t heads, const Chunks& chunks,
 // Sums up to and including each position of a chunk, along dimension 2 (C).
 at::Tensor cumulative(const at::Tensor& x);
 
-// exp(sums_i - sums_j) where j <= i, else 0: (Z, n, C) to (Z, n, C, C). strict: where j < i.
-at::Tensor decay_matrix(const at::Tensor& sums, at::ScalarType dtype, bool strict = false);
+// scores (Z, n, C, C) times exp(sums_i - sums_j) where j <= i (strict: j < i), else 0; sums (Z, n, C).
+at::Tensor decayed_scores(const at::Tensor& scores, const at::Tensor& sums, bool strict = false);
 
 // (I + L)^-1 for the strictly lower triangles L of the last two dimensions, of any size up to 128.
 at::Tensor unit_lower_inverse(const at::Tensor& lower);
@@ -45,7 +45,7 @@ class DecayedSum {
 
  private:
   at::Tensor k_, v_;     // of the chunks from first on
-  at::Tensor within_;    // decay_matrix, or a lower triangle of ones
+  at::Tensor sums_;      // of their log decays; undefined without decay
   at::Tensor entering_;  // exp(sums), undefined without decay
   at::Tensor state_;     // before each chunk (Z, n - first, Dk, Dv); undefined where there is only the first
 };
