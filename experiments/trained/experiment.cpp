@@ -104,6 +104,7 @@ Experiment make_experiment(Json config, const Subset& subset) {
   if (!subset.models.empty()) config["models"] = subset.models;
   if (!subset.learning_rates.empty()) config["training"]["learning_rates"] = subset.learning_rates;
   if (!subset.seeds.empty()) config["training"]["seeds"] = subset.seeds;
+  if (subset.epochs > 0) config["training"]["epochs"] = subset.epochs;
   Experiment out;
   Settings s(config, "the config");
   const auto models = s.list<std::string>("models", {});
@@ -131,7 +132,6 @@ Experiment make_experiment(Json config, const Subset& subset) {
         !wanted(own, "examples", subset.examples)) {
       continue;
     }
-    if (subset.epochs > 0) own["epochs"] = subset.epochs;
     if (!own.empty()) patches["training"] = own;
     kept.push_back(merged(setting, patches));
     std::vector<Stack> further;
@@ -141,7 +141,8 @@ Experiment make_experiment(Json config, const Subset& subset) {
       stack.task = task, stack.model = name, stack.setting = setting;
       stack.task_options = merged(options, setting);
       stack.model_options = merged(merged(model, own_model), ours.object("model"));
-      const Json values = merged(merged(training, own), ours.object("training"));
+      Json values = merged(merged(training, own), ours.object("training"));
+      if (subset.epochs > 0) values["epochs"] = subset.epochs;
       ours.finish();
       stack.training = read_training(values);
       const Training& t = stack.training;

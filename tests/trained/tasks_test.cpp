@@ -103,10 +103,8 @@ TEST(InContext, NoiseIsInTrainingOnlyAndOfItsSize) {
     const Made x = make(*a, 1, Part::training, index), y = make(*b, 1, Part::training, index);
     for (int64_t i = 0; i < 128 * 64; ++i) {
       const double difference = y.features[i] - x.features[i];
-      if (i % 64 < 32)
-        EXPECT_EQ(difference, 0);
-      else
-        squares += difference * difference, maps += double(x.features[i]) * x.features[i], ++count;
+      if (i % 64 < 32) EXPECT_EQ(difference, 0);
+      else squares += difference * difference, maps += double(x.features[i]) * x.features[i], ++count;
     }
     EXPECT_EQ(x.targets, y.targets);
     EXPECT_EQ(make(*a, 1, Part::test, index).features, make(*b, 1, Part::test, index).features);
@@ -175,11 +173,8 @@ TEST(Recall, SlotsFollowThePowerLaw) {
 
 TEST(Recall, ValuesRepeatOnlyWhereManyToOne) {
   for (const bool distinct : {false, true}) {
-    const auto task = make_task("recall", {{"length", 64},
-                                           {"pairs", 16},
-                                           {"vocabulary", 64},
-                                           {"values", distinct ? "distinct" : "many-to-one"},
-                                           {"filler", "zero"}});
+    const auto task = make_task("recall", {{"length", 64}, {"pairs", 16}, {"vocabulary", 64},
+                                           {"values", distinct ? "distinct" : "many-to-one"}, {"filler", "zero"}});
     int64_t repeats = 0;
     for (int64_t index = 0; index < 50; ++index) {
       const Made m = make(*task, 1, Part::training, index);
@@ -194,15 +189,14 @@ TEST(StateTracking, LabelsAreWhatTheSwapsLeave) {
   for (const char* padding : {"left", "right"}) {
     for (const char* answers : {"shown", "hidden"}) {
       const int64_t n = 16, alphabet = 50, hash = alphabet + n, equals = hash + 1, comma = hash + 2, pad = hash + 3;
-      const auto task = make_task("state-tracking",
-                                  {{"items", n}, {"alphabet", alphabet}, {"padding", padding}, {"answers", answers}});
+      const auto task =
+          make_task("state-tracking", {{"items", n}, {"alphabet", alphabet}, {"padding", padding}, {"answers", answers}});
       std::map<int64_t, int> swaps_seen;
       int64_t fixed = 0;
       for (int64_t index = 0; index < 100; ++index) {
         const Made m = make(*task, 1, Part::training, index);
         size_t at = 0;
-        if (std::string(padding) == "left")
-          while (m.ids[at] == pad) ++at;
+        while (std::string(padding) == "left" && m.ids[at] == pad) ++at;
         std::vector<int32_t> state;
         for (int64_t p = 0; p < n; ++p, at += 4) {
           EXPECT_EQ(m.ids[at], alphabet + p);
@@ -218,7 +212,7 @@ TEST(StateTracking, LabelsAreWhatTheSwapsLeave) {
           fixed += i == j;
           std::swap(state[i], state[j]);
           more = m.ids[at + 2] == comma;
-          if (!more) EXPECT_EQ(m.ids[at + 2], hash);
+          EXPECT_EQ(m.ids[at + 2], more ? comma : hash);
         }
         ++swaps_seen[swaps];
         std::set<int32_t> asked;
@@ -273,7 +267,7 @@ TEST(Experiments, TheConfigsListTheIssuesRuns) {
     Subset quick;
     quick.variant = "quick";
     const auto config = builtin_config(name);
-    if (config.contains("quick")) EXPECT_FALSE(make_experiment(config, quick).stacks.empty()) << name;
+    EXPECT_FALSE(make_experiment(config, quick).stacks.empty()) << name;
   }
 }
 

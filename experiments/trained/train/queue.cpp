@@ -224,10 +224,10 @@ class Queue {
 
   void show(const Stack& stack, const Glance& g) {
     const std::lock_guard lock(guard_);
-    const bool terminal = ::isatty(2) != 0, epoch = g.step == 0 || g.step == g.steps || g.active == 0;
+    const bool terminal = ::isatty(2) != 0, epoch = g.step == g.steps;
     if (!terminal && !epoch) return;
     const std::string line = fmt::format(
-        "{}: epoch {}/{} step {}/{}, {} runs, best loss {:.4g}, {} {:.4g}, {:.1f} steps/s, {:.0f} s left", stack.name(),
+        "{}: epoch {}/{} step {}/{}, {} runs left, loss {:.4g}, {} {:.4g}, {:.1f} steps/s, {:.0f} s left", stack.name(),
         g.epoch, g.epochs, g.step, g.steps, g.active, g.loss, scored_by_accuracy(stack.task) ? "accuracy" : "error",
         g.score, g.steps_per_second, g.seconds_left);
     if (terminal) fmt::print(stderr, "\r\033[K{}{}", line, epoch ? "\n" : "");

@@ -171,14 +171,29 @@ std::unique_ptr<Source> make_windows(const std::vector<uint8_t>& text, int64_t l
   return std::make_unique<Windows>(text, length, device);
 }
 
-at::Tensor outputs(const Model& model, const StackedParameters& weights, const Labelled& labelled,
-                   SolveCounts* counts) {
+namespace {
+
+at::Tensor labelled_features(const Model& model, const StackedParameters& weights, const Labelled& labelled,
+                             SolveCounts* counts) {
   at::Tensor features = model.features(weights, labelled.batch, counts);
   if (labelled.places.defined()) {
     const at::Tensor places = labelled.places.unsqueeze(-1);
     features = features.gather(2, places.expand({-1, -1, -1, features.size(-1)}));
   }
-  return model.head(weights, features);
+  return features;
+}
+
+}  // namespace
+
+at::Tensor outputs(const Model& model, const StackedParameters& weights, const Labelled& labelled,
+                   SolveCounts* counts) {
+  return model.head(weights, labelled_features(model, weights, labelled, counts));
+}
+
+at::Tensor losses(const Model& model, const StackedParameters& weights, const Labelled& labelled, SolveCounts* counts) {
+  const at::Tensor features = labelled_features(model, weights, labelled, counts);
+  if (labelled.targets.defined()) return losses(model.head(weights, features), labelled);
+  return model.losses(weights, features, labelled.labels);
 }
 
 at::Tensor losses(const at::Tensor& outputs, const Labelled& labelled) {

@@ -41,8 +41,10 @@ std::unique_ptr<Source> make_windows(const std::vector<uint8_t>& text, int64_t l
 // (R, B, Q, outputs), at the labelled tokens: the last layer computes the batch's last tokens only, the head the labelled.
 at::Tensor outputs(const Model& model, const StackedParameters& weights, const Labelled& labelled,
                    SolveCounts* counts = nullptr);
-// The loss of each run, (R): mean square or cross entropy over its labelled tokens.
+// The loss of each run, (R): mean square or cross entropy over its labelled tokens. From the outputs, or with the head
+// and the loss in one, which is what training does.
 at::Tensor losses(const at::Tensor& outputs, const Labelled& labelled);
+at::Tensor losses(const Model& model, const StackedParameters& weights, const Labelled& labelled, SolveCounts* counts);
 // Labelled tokens whose most probable output is the label, (R) int64.
 at::Tensor hits(const at::Tensor& outputs, const Labelled& labelled);
 

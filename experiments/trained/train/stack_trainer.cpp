@@ -65,7 +65,7 @@ void StackTrainer::step() {
   const Labelled labelled = sources_.training->take(order_.index_select(0, position_).squeeze(0));
   const StackedParameters weights(model_.parameters(), adam_->master, compute_, true);
   SolveCounts counts;
-  const at::Tensor loss = losses(outputs(model_, weights, labelled, &counts), labelled);
+  const at::Tensor loss = losses(model_, weights, labelled, &counts);
   weights.gradients(loss.sum(), gradient_);
   const at::NoGradGuard no_grad;
   adam_->step(gradient_);
@@ -107,18 +107,17 @@ void StackTrainer::begin_epoch() {
 }
 
 Glance StackTrainer::glance() const {
-  const at::Tensor sums = loss_sum_.to(at::kCPU);
   Glance g{epoch_, stack_.training.epochs, done_, steps_per_epoch_, active_.size(), 0, -1, 0, 0};
   g.loss = std::numeric_limits<double>::infinity();
-  for (size_t i = 0; i < active_.size(); ++i) {
-    g.loss = std::min(g.loss, sums.data_ptr<float>()[i] / double(std::max<int64_t>(1, done_)));
-    const Json& epochs = runs_[active_[i]].epochs;
-    if (epochs.empty()) continue;
-    const double score = epochs.back()["validation"];
+  if (done_ > 0 && !active_.empty()) g.loss = loss_sum_.min().item<double>() / double(done_);
+  for (const RunState& r : runs_) {
+    if (r.epochs.empty()) continue;
+    const double score = r.epochs.back()["validation"];
     if (g.score < 0 || (sources_.accuracy ? score > g.score : score < g.score)) g.score = score;
+    if (active_.empty()) g.loss = std::min(g.loss, r.epochs.back()["loss"].get<double>());
   }
   g.steps_per_second = step_seconds_ > 0 ? 1 / step_seconds_ : 0;
-  g.seconds_left = step_seconds_ * double((stack_.training.epochs - epoch_) * steps_per_epoch_ - done_);
+  g.seconds_left = active_.empty() ? 0 : step_seconds_ * double((g.epochs - epoch_) * steps_per_epoch_ - done_);
   return g;
 }
 
@@ -148,7 +147,9 @@ bool StackTrainer::train(const std::function<bool()>& stop, const std::function<
     }
     const size_t before = active_.size();
     end_epoch();
-    look(glance());
+    Glance g = glance();
+    g.step = steps_per_epoch_, g.seconds_left = active_.empty() ? 0 : step_seconds_ * double((g.epochs - epoch_) * g.steps);
+    look(g);
     if (active_.empty()) break;
     if (active_.size() != before) arrange(), save(), last_save = Clock::now();
     else begin_epoch();
