@@ -127,6 +127,21 @@ TEST(Tasks, AnExampleIsAFunctionOfSeedPartAndIndex) {
   }
 }
 
+// A change of these numbers is a change of every result: the data of all runs would be other data.
+TEST(Tasks, GoldenValues) {
+  const Made a = make(*make_task("in-context", {{"length", 64}, {"segment", 16}}), 1, Part::training, 12345);
+  EXPECT_NEAR(a.features[0], -0.14394478, 1e-5);
+  EXPECT_NEAR(a.features[63 * 64 + 40], 0.7222283, 1e-5);
+  EXPECT_NEAR(a.targets[15 * 32 + 31], -1.9793952, 1e-5);
+  const Made b = make(*make_task("recall", {{"length", 64}, {"pairs", 4}}), 1, Part::training, 12345);
+  EXPECT_EQ(std::vector<int32_t>(b.ids.begin(), b.ids.begin() + 12),
+            (std::vector<int32_t>{1672, 7850, 3903, 7749, 179, 6069, 2202, 4287, 2202, 5540, 1672, 2702}));
+  EXPECT_EQ(b.positions, (std::vector<int32_t>{10, 12, 28, 8}));
+  const Made c = make(*make_task("state-tracking", {{"items", 16}}), 1, Part::test, 7);
+  EXPECT_EQ(c.labels, (std::vector<int32_t>{2695, 860, 1478, 5893, 1060, 6198, 5630, 4046}));
+  EXPECT_EQ(c.positions.front(), 80);
+}
+
 TEST(Recall, EveryKeyIsQueriedOnceAndItsLabelIsItsValue) {
   for (const char* values : {"many-to-one", "distinct"}) {
     for (const int64_t pairs : {4, 16}) {

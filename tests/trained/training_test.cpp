@@ -40,17 +40,17 @@ TEST(AdamW, AgreesWithTorchForEveryRunsLearningRate) {
     AdamW ours(start.clone(), mask, rates, schedule("cosine", steps, 5, 0.1), {.beta2 = 0.95, .clip = clip});
     const auto multipliers = schedule("cosine", steps, 5, 0.1);
     std::vector<std::vector<at::Tensor>> theirs(2);
-    std::vector<std::unique_ptr<torch::optim::AdamW>> optimizers;
+    std::vector<std::unique_ptr<::torch::optim::AdamW>> optimizers;
     for (int64_t r = 0; r < 2; ++r) {
       theirs[r] = {start[r].narrow(0, 0, 30).clone().requires_grad_(), start[r].narrow(0, 30, 10).clone().requires_grad_()};
-      using Options = torch::optim::AdamWOptions;
-      std::vector<torch::optim::OptimizerParamGroup> groups;
+      using Options = ::torch::optim::AdamWOptions;
+      std::vector<::torch::optim::OptimizerParamGroup> groups;
       for (int64_t g = 0; g < 2; ++g) {
         auto options = std::make_unique<Options>(rates[r]);
         options->betas({0.9, 0.95}).weight_decay(g == 0 ? 0.1 : 0.0);
         groups.emplace_back(std::vector<at::Tensor>{theirs[r][g]}, std::move(options));
       }
-      optimizers.push_back(std::make_unique<torch::optim::AdamW>(groups));
+      optimizers.push_back(std::make_unique<::torch::optim::AdamW>(groups));
     }
     for (int64_t t = 0; t < steps; ++t) {
       at::Tensor gradient = at::randn({2, size}) * (t % 3 == 0 ? 10 : 0.01);
@@ -67,7 +67,7 @@ TEST(AdamW, AgreesWithTorchForEveryRunsLearningRate) {
     for (int64_t r = 0; r < 2; ++r) {
       const at::Tensor wanted = at::cat(theirs[r]).detach();
       EXPECT_LT((ours.master[r] - wanted).abs().max().item<double>(), 2e-6) << "run " << r << ", clip " << clip;
-      EXPECT_GT((wanted - start[r]).abs().max().item<double>(), 1e-2);  // it moved
+      EXPECT_GT((wanted - start[r]).abs().max().item<double>(), 5e-3);  // it moved
     }
   }
 }
@@ -212,9 +212,32 @@ TEST(Queue, GoesOnWhereItWasCutAndTakesTheBestRateForFurtherSeeds) {
   const Json* best = best_record(file["records"], {{"seed", 1}}, true);
   for (const Json& r : file["records"]) {
     EXPECT_EQ(r["loss"].size(), 2u);
-    if (r["seed"] != 1) EXPECT_EQ(r["learning_rate"], (*best)["learning_rate"]);
+    if (r["seed"] == 1) continue;
+    EXPECT_EQ(r["learning_rate"], (*best)["learning_rate"]);
   }
   EXPECT_TRUE(run_queue(experiment, options, never));  // nothing is left to do
+}
+
+// LLA ends below softmax in the same number of steps. Seen with five seeds (f32, CPU): LLA 0.074 to 0.142, softmax 0.200
+// to 0.229.
+TEST(EndToEnd, LlaEndsBelowSoftmaxInContext) {
+  const Folder folder("end-to-end");
+  Json config = {{"task", "in-context"}, {"models", {"lla", "softmax"}}, {"settings", {{{"length", 32}, {"segment", 16}}}},
+                 {"options", {{"dim", 4}, {"queries", 8}}}, {"model", {{"width", 32}, {"heads", 2}}},
+                 {"training", {{"epochs", 6}, {"batch", 32}, {"examples", 3200}, {"validation", 256}, {"test", 256},
+                               {"learning_rates", {3e-3}}, {"warmup", 20}, {"leave_at", 0}}}};
+  QueueOptions options;
+  options.out = folder.path();
+  options.command = "test";
+  ASSERT_TRUE(run_queue(make_experiment(config, {}), options, never));
+  const Json records = experiments::read_results(folder.path() / "results.json")["records"];
+  ASSERT_EQ(records.size(), 2u);
+  ASSERT_EQ(records[0]["model"], "lla");
+  const double lla = records[0]["test_error"], softmax = records[1]["test_error"];
+  EXPECT_LT(lla, softmax);
+  EXPECT_LT(softmax, 0.5);  // it learned too: predicting zero has 1
+  for (const auto& [pass, statuses] : records[0]["rows"].items()) EXPECT_EQ(statuses.size(), 1u) << pass << statuses;
+  EXPECT_EQ(records[0]["rows"].size(), 2u);
 }
 
 }  // namespace

@@ -171,7 +171,18 @@ Corpus read_corpus(const CorpusOptions& options) {
     out.test_names.push_back(f.name);
     out.test_lengths.push_back(static_cast<int64_t>(f.bytes.size()));
   }
-  out.manifest = {{"training", described(training, out.training)},
+  Json versions = Json::object();  // as a help to whoever finds other files
+  for (const auto& entry : fs::directory_iterator(options.site_packages)) {
+    const std::string name = entry.path().filename().string();
+    for (const std::string& package : options.packages) {
+      if (name.starts_with(package + "-") && name.ends_with(".dist-info")) {
+        versions[package] = name.substr(package.size() + 1, name.size() - package.size() - 11);
+      }
+    }
+  }
+  versions["standard library"] = options.standard_library.filename().string();
+  out.manifest = {{"versions", versions},
+                  {"training", described(training, out.training)},
                   {"validation", described(validation, out.validation)},
                   {"test", described(test, out.test)},
                   {"dropped_as_repeats", repeats},
