@@ -160,7 +160,7 @@ void add_corpus(CLI::App& app, int& exit_code) {
 
 int main(int argc, char** argv) {
   using namespace lla::trained;
-  CLI::App app{"Trained experiments with Local Linear Attention"};
+  CLI::App app{"Trained experiments with Local Linear Attention", "lla_train"};
   app.require_subcommand(1);
   int exit_code = 0;
   add_experiment(app, "in-context", "In-context regression on piecewise linear data", exit_code);

@@ -10,6 +10,7 @@ from .runs import ORDER
 from .style import LABELS, MARKERS, figure, legend_below, save
 
 RESAMPLES = 10_000
+FEWEST_FILES = 10  # to draw from
 
 
 def of_budget(results, budget):
@@ -89,7 +90,8 @@ def section(results):
         cells = [LABELS[m], f"{mine[0]['parameters']:,}", f"{mine[0]['learning_rate']:g}", str(len(mine)), f"{statistics.fmean(bits):.4f}", f"{min(bits):.4f} to {max(bits):.4f}"]
         if softmax and m != "softmax":
             difference, low, high = interval(mine, softmax)
-            verdict = "no difference" if low <= 0 <= high else "better" if high < 0 else "worse"
+            few = len(mine[0]["test_files"]) < FEWEST_FILES
+            verdict = "too few files for an interval" if few else "no difference" if low <= 0 <= high else "better" if high < 0 else "worse"
             cells.append(f"{difference:+.4f} ({low:+.4f} to {high:+.4f}): {verdict}")
             sentences.append(f"{LABELS[m]} against softmax: {difference:+.4f} bits per byte, 95 % interval {low:+.4f} to {high:+.4f}: {verdict}.")
         else:
@@ -104,7 +106,9 @@ def section(results):
         sentences.append(f"Control: LLA with λ = ∞ follows softmax for {pair['lla'][0]['steps']} steps; the mean losses differ by at most {number(max(abs(x - y) for x, y in zip(a, b)))} nats.")
     results_table = table(["model", "parameters", "rate", "seeds", "bits per byte", "range", "minus softmax", "repeated", "fresh", "training loss at the end"], rows,
                           "Test set: Python's standard library. Repeated: where the preceding 8 bytes occurred earlier in the window.")
-    intro = "A byte-level model of 6 layers, width 384, on the .py files of torch and its dependencies; tested once on Python's standard library."
+    model = {"layers": 6, "width": 384, **results.settings["model"]}
+    intro = (f"A byte-level model of {model['layers']} layers, width {model['width']}, windows of {results.settings['options']['length']:,} bytes, on the .py files of torch and its "
+             "dependencies; tested once on Python's standard library.")
     summary = sentences[0] if sentences else "one model only."
     return Section("language-model", "A language model", intro, f"<strong>Language model:</strong> {summary}",
                    [Figure("language-model", save(lambda v: draw(results, v), results.directory, "language_model"), "Validation loss against steps and seconds",

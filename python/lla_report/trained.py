@@ -1,6 +1,8 @@
 """The paper's trained experiments: in-context regression, associative recall, state tracking."""
 import statistics
 
+import matplotlib.ticker
+
 from .page import Figure, Section, bullets
 from .records import number
 from .runs import Runs
@@ -9,6 +11,22 @@ from .style import LABELS, MARKERS, figure, legend_below, save
 
 def percent(x):
     return f"{100 * x:.1f} %"
+
+
+def setup(results, layers=2, width=128, heads=2):
+    """The models and the data in words, from the settings the results record."""
+    model = {"layers": layers, "width": width, "heads": heads, **results.settings["model"]}
+    training = results.settings["training"]
+    return (f"{model['layers']} layers without MLPs, width {model['width']}, {model['heads']} heads; batches of {training['batch']}. Scores are of {training['test']:,} test "
+            f"examples; learning rate and epoch are chosen on {training['validation']:,} validation examples.")
+
+
+def logarithmic(axis):
+    """With a few labels also where the values span less than a decade."""
+    axis.set_yscale("log")
+    axis.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+    axis.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
 
 
 def panels(runs, view, xlabel, ylabel, title, log):
@@ -30,12 +48,12 @@ def panels(runs, view, xlabel, ylabel, title, log):
             axis.fill_between(x, [p[1].low for p in points], [p[1].high for p in points], color=view.theme.models[m], alpha=0.15, lw=0)
         axis.set_xscale("log", base=2)
         if log:
-            axis.set_yscale("log")
+            logarithmic(axis)
         else:
             axis.set_ylim(-0.03, 1.03)
         ticks = sorted({s[-1] for s in settings})
         axis.set_xticks(ticks, [str(t) for t in ticks])
-        axis.minorticks_off()
+        axis.xaxis.minorticks_off()
         axis.set_xlabel(xlabel)
         if value is not None:
             axis.set_title(title.format(value))
@@ -78,7 +96,7 @@ def curves(runs, view, field, xlabel, ylabel, log, group):
             axis.plot(range(1, longest + 1), [statistics.fmean(column) for column in zip(*lines)], color=view.theme.models[m], label=LABELS[m],
                       marker=MARKERS[m], ms=3, markevery=max(1, longest // 8))
         if log:
-            axis.set_yscale("log")
+            logarithmic(axis)
         axis.set_xlabel(xlabel)
         axis.set_title(str(value))
     for axis in flat[len(groups):]:
@@ -137,8 +155,8 @@ def in_context(results):
                          + (". It grows as segments get shorter, as the paper says." if len(ratios) > 1 and sorted(ratios)[-1] == max(ratios, key=lambda n: statistics.fmean(ratios[n]))
                             else ". It is not largest for the shortest segments: here the paper's remark does not hold." if len(ratios) > 1 else "."))
     sentences += [rows_sentence([r for r in runs.records if r["model"] == "lla"]), runs.shortened(100)]
-    intro = ("Two layers without MLPs, width 128, 2 heads; L shuffled pairs (x; y) of piecewise linear data, then 16 queries. Mean squared error on the queries of 1,000 "
-             "noiseless test examples; learning rate and epoch are chosen on 1,000 validation examples.")
+    intro = (f"L shuffled pairs (x; y) of piecewise linear data, d = {results.settings['options']['dim']}, then {results.settings['options']['queries']} queries; mean squared error "
+             f"on the queries, noiseless in the test. {setup(results)}")
     return Section("in-context", "In-context regression", intro,
                    f"<strong>In-context regression:</strong> {sentences[0] if runs.wins('lla')[1] else 'LLA alone was run.'}",
                    [Figure("in-context", save(lambda v: panels(runs, v, "segment size S", "test error", "L = {}", True), results.directory, "in_context"),
@@ -176,8 +194,8 @@ def recall(results):
     if lasts:
         sentences.append("Plateau and transition: " + "; ".join(lasts) + ".")
     sentences += [rows_sentence([r for r in runs.records if r["model"] == "lla"]), runs.shortened(32)]
-    intro = ("Multi-query associative recall: pairs of a key and a value from a vocabulary of 8,192, every key queried once. Two layers, width 128, 2 heads, short convolutions and "
-             "feature maps off. Accuracy on 1,000 test examples; learning rate and epoch are chosen on 1,000 validation examples.")
+    intro = (f"Multi-query associative recall: pairs of a key and a value from a vocabulary of {results.settings['options']['vocabulary']:,}, every key queried once; short "
+             f"convolutions and feature maps off. {setup(results)}")
     return Section("recall", "Associative recall, trained", intro,
                    f"<strong>Associative recall, trained:</strong> {sentences[0] if runs.wins('lla')[1] else 'LLA alone was run.'}",
                    [Figure("recall", save(lambda v: panels(runs, v, "key-value pairs", "test accuracy", "L = {}", False), results.directory, "recall"),
@@ -200,7 +218,7 @@ def state_tracking(results):
         if a and b:
             sentences.append(f"N = {s[0]}: LLA {percent(a.mean)}, softmax {percent(b.mean)}; a difference of {100 * (a.mean - b.mean):+.1f} points.")
     sentences += common(runs, percent) + [rows_sentence([r for r in runs.records if r["model"] == "lla"]), runs.shortened(64)]
-    intro = "N items at positions, N/6 to N/3 swaps, 8 positions whose item is asked for. Accuracy on 1,000 test examples; learning rate and epoch are chosen on validation."
+    intro = (f"N items at positions, N/6 to N/3 swaps, then {results.settings['options']['queries']} positions whose item is asked for. {setup(results)}")
     return Section("state-tracking", "State tracking", intro, f"<strong>State tracking:</strong> {sentences[0]}",
                    [Figure("state-tracking", save(lambda v: panels(runs, v, "positions N", "test accuracy", "{}", False), results.directory, "state_tracking"),
                            "Test accuracy against the number of positions", "LLA achieves test accuracy on par with softmax attention across N.", bullets(sentences), results.command),
