@@ -19,41 +19,44 @@ at::Tensor inverse_by_blocks(const at::Tensor& lower) {
   const int64_t gap = size - lower.size(-1);
   const at::Tensor whole = gap > 0 ? at::constant_pad_nd(lower, {0, gap, 0, gap}) : lower.contiguous();
   const int64_t matrices = whole.numel() / (size * size);
-  // Block (row, row + offset) of side s for all rows of that step: (matrices * count, s, s).
-  const auto blocks = [&](const at::Tensor& from, int64_t side, int64_t step, int64_t down) {
-    const int64_t count = size / step;
-    return from.as_strided({matrices, count, side, side}, {size * size, step * (size + 1), size, 1}, down * size)
-        .reshape({matrices * count, side, side});
+  // Blocks of a side, one every `step` along the diagonal, `down` rows and `right` columns from it: a view.
+  const auto blocks = [&](const at::Tensor& from, int64_t side, int64_t step, int64_t down, int64_t right) {
+    return from.as_strided({matrices, size / step, side, side}, {size * size, step * (size + 1), size, 1},
+                           down * size + right);
   };
-  const at::Tensor flat = whole.reshape({matrices, size, size});
-  at::Tensor power = blocks(flat, base, base, 0);
-  at::Tensor inverse = at::eye(base, lower.options()) - power;
+  at::Tensor power = blocks(whole, base, base, 0, 0).reshape({-1, base, base});
+  at::Tensor diagonal = at::eye(base, lower.options()) - power;
   for (int64_t done = 2; done < base; done *= 2) {
     power = at::bmm(power, power);
-    inverse = at::baddbmm(inverse, inverse, power);
+    diagonal = at::baddbmm(diagonal, diagonal, power);
   }
+  const at::Tensor inverse = at::zeros_like(whole);
+  blocks(inverse, base, base, 0, 0).copy_(diagonal.view({matrices, size / base, base, base}));
   for (int64_t side = base; side < size; side *= 2) {
-    const int64_t pairs = size / (2 * side);
-    const at::Tensor pair = inverse.view({matrices * pairs, 2, side, side});
-    const at::Tensor upper = pair.select(1, 0), below = pair.select(1, 1);
-    const at::Tensor corner = at::bmm(at::bmm(below, blocks(flat, side, 2 * side, side)), upper).neg_();
-    inverse = at::cat({at::cat({upper, at::zeros_like(corner)}, 2), at::cat({corner, below}, 2)}, 1);
+    const int64_t step = 2 * side;
+    const auto dense = [&](const at::Tensor& from, int64_t down, int64_t right) {
+      return blocks(from, side, step, down, right).reshape({-1, side, side});
+    };
+    const at::Tensor corner = at::bmm(at::bmm(dense(inverse, side, side), dense(whole, side, 0)), dense(inverse, 0, 0));
+    blocks(inverse, side, step, side, 0).copy_(corner.neg_().view({matrices, size / step, side, side}));
   }
-  inverse = inverse.view(whole.sizes());
   return gap > 0 ? inverse.narrow(-1, 0, lower.size(-1)).narrow(-2, 0, lower.size(-1)) : inverse;
 }
 
+// In the dtype of the gradient's other operands: what reaches it has their precision.
 class UnitLowerInverse : public ::torch::autograd::Function<UnitLowerInverse> {
  public:
-  static at::Tensor forward(::torch::autograd::AutogradContext* context, const at::Tensor& lower) {
+  static at::Tensor forward(::torch::autograd::AutogradContext* context, const at::Tensor& lower,
+                            at::ScalarType precision) {
     const at::Tensor inverse = inverse_by_blocks(lower);
-    context->save_for_backward({inverse});
+    context->save_for_backward({inverse.to(precision)});
     return inverse;
   }
   static ::torch::autograd::variable_list backward(::torch::autograd::AutogradContext* context,
                                                    const ::torch::autograd::variable_list& grads) {
     const at::Tensor transposed = context->get_saved_variables()[0].transpose(-1, -2);
-    return {at::matmul(transposed, at::matmul(grads[0], transposed)).neg_().tril_(-1)};
+    const at::Tensor slope = at::matmul(grads[0].to(transposed.scalar_type()), transposed);
+    return {at::matmul(transposed, slope).neg_().tril_(-1).to(grads[0].scalar_type()), at::Tensor()};
   }
 };
 
@@ -146,7 +149,9 @@ at::Tensor decayed_scores(const at::Tensor& scores, const at::Tensor& sums, bool
   return DecayedScores::apply(scores, sums, strict);
 }
 
-at::Tensor unit_lower_inverse(const at::Tensor& lower) { return UnitLowerInverse::apply(lower); }
+at::Tensor unit_lower_inverse(const at::Tensor& lower, at::ScalarType precision) {
+  return UnitLowerInverse::apply(lower, precision);
+}
 
 DecayedSum::DecayedSum(const at::Tensor& k, const at::Tensor& v, const at::Tensor& log_decay, int64_t first) {
   const int64_t count = k.size(1), size = k.size(2), asked = count - first;

@@ -32,8 +32,9 @@ at::Tensor cumulative(const at::Tensor& x);
 // scores (Z, n, C, C) times exp(sums_i - sums_j) where j <= i (strict: j < i), else 0; sums (Z, n, C).
 at::Tensor decayed_scores(const at::Tensor& scores, const at::Tensor& sums, bool strict = false);
 
-// (I + L)^-1 for the strictly lower triangles L of the last two dimensions, of any size up to 128.
-at::Tensor unit_lower_inverse(const at::Tensor& lower);
+// (I + L)^-1 for the strictly lower triangles L of the last two dimensions, in the dtype of L; its gradient's products
+// in `precision`.
+at::Tensor unit_lower_inverse(const at::Tensor& lower, at::ScalarType precision);
 
 // y_i = sum over j <= i of exp(decay from j to i) (q_i . k_j) v_j for one k, v, decay and any number of q, for the
 // chunks from `first` on.

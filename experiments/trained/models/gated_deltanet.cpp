@@ -46,7 +46,8 @@ class GatedDeltaNet : public Recurrent {
     const at::Tensor sums = cumulative(log_decay);
     const at::Tensor lower = decayed_scores(at::matmul(k, k.transpose(2, 3)), sums, /*strict=*/true);
     // The inverse in fp32; N is its argument.
-    const at::Tensor inverse = (unit_lower_inverse(lower * strength.unsqueeze(-1)) * strength.unsqueeze(-2)).to(dtype);
+    const at::Tensor inverse =
+        (unit_lower_inverse(lower * strength.unsqueeze(-1), dtype) * strength.unsqueeze(-2)).to(dtype);
     const at::Tensor written = at::matmul(inverse, v);  // with no state before the chunk
     const at::Tensor entering = sums.exp().to(dtype).unsqueeze(-1);
     at::Tensor u = written, states;
