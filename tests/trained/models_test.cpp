@@ -1,6 +1,7 @@
 // The models: every layer against a plain recurrence in fp64, gradients too, over several chunks and a ragged end; runs
 // stacked against alone; the same bits twice; sizes.
 #include <ATen/Parallel.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -176,7 +177,7 @@ Step step(const Model& model, const Tensor& master, const Batch& batch, at::Scal
   const StackedParameters weights(model.parameters(), master, dtype, true);
   const Tensor output = model.forward(weights, batch, counts);
   Tensor gradient = at::full_like(master, NAN);
-  const Tensor target = random(output.sizes(), 9, output.scalar_type());
+  const Tensor target = random(output.sizes(), 9, output.scalar_type()).to(output.device());
   weights.gradients((output - target).pow(2).mean(std::vector<int64_t>{1, 2, 3}).sum(), gradient);
   return {output.detach(), gradient};
 }
@@ -287,6 +288,46 @@ TEST_P(Models, Bf16FollowsFp64) {
   EXPECT_LT(distance(rounded.gradient, exact.gradient), 0.06);
 }
 
+// The same on a GPU, where norms and the loss are kernels of their own.
+TEST_P(Models, GpuFollowsFp64) {
+  if (!at::globalContext().hasCUDA() || at::detail::getCUDAHooks().deviceCount() == 0) GTEST_SKIP() << "no GPU";
+  const at::Device gpu(at::kCUDA, 0);
+  const Model vectors(in_context_config(GetParam(), 80)), words(recall_config(GetParam(), 1024, 80));
+  for (const bool tokens : {false, true}) {
+    const Model& model = tokens ? words : vectors;
+    const Tensor master = at::stack({model.init(1), model.init(2)});
+    Batch batch;
+    const Tensor labels = (random({2, 3, 5}, 6).abs() * 300).to(at::kLong).remainder(1024);
+    if (tokens) {
+      batch.tokens = (random({2, 3, 80}, 5).abs() * 300).to(at::kLong).remainder(1024);
+      batch.positions = (random({2, 3, 5}, 7).abs() * 40).to(at::kLong).remainder(80);
+    } else {
+      batch.inputs = random({2, 3, 80, 64}, 5);
+      batch.last = 16;
+    }
+    const auto gradient_on = [&](const at::Device& device, at::ScalarType dtype, at::ScalarType master_type) {
+      const Tensor own = master.to(device, master_type);
+      Batch moved = batch;
+      for (Tensor* part : {&moved.tokens, &moved.inputs, &moved.positions}) {
+        if (part->defined()) *part = part->to(device);
+      }
+      if (!tokens) return step(model, own, moved, dtype).gradient.cpu();
+      const StackedParameters weights(model.parameters(), own, dtype, true);
+      Tensor gradient = at::full_like(own, NAN);
+      weights.gradients(model.losses(weights, model.features(weights, moved), labels.to(device)).sum(), gradient);
+      return gradient.cpu();
+    };
+    const Tensor exact = gradient_on(at::kCPU, at::kDouble, at::kDouble);
+    const Tensor ours = gradient_on(gpu, at::kBFloat16, at::kFloat);
+    // Linear attention's normed output has no bound on its gradient where q.k is near zero.
+    const bool unbounded = tokens && (GetParam() == Mixer::linear || GetParam() == Mixer::gla);
+    if (!unbounded) {
+      EXPECT_LT(distance(ours, exact), 0.06) << tokens;
+    }
+    EXPECT_TRUE(at::equal(ours, gradient_on(gpu, at::kBFloat16, at::kFloat)));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(All, Models, ::testing::ValuesIn(all_mixers()),
                          [](const auto& info) { return std::string(name(info.param)); });
 
@@ -373,17 +414,18 @@ TEST(Chunks, TriangularInverse) {
                  drawn = random({2, 3, size, size}, 1, at::kFloat).tanh().tril(-1) * 0.3;
     for (const Tensor& lower : {ones, drawn}) {
       const Tensor matrix = lower.to(at::kDouble) + at::eye(size, at::kDouble);
-      EXPECT_LT(distance(unit_lower_inverse(lower), at::linalg_inv(matrix)), 1e-4) << size;
+      EXPECT_LT(distance(unit_lower_inverse(lower, at::kFloat), at::linalg_inv(matrix)), 1e-4) << size;
     }
   }
 }
 
-TEST(Chunks, SizesThatDivideArePreferred) {
-  EXPECT_EQ(make_chunks(272, 64).size, 68);
+TEST(Chunks, SizesArePaddedLittleAndAligned) {
+  EXPECT_EQ(make_chunks(272, 64).size, 56);
   EXPECT_EQ(make_chunks(1024, 64).size, 64);
   EXPECT_EQ(make_chunks(40, 64).count, 1);
-  EXPECT_EQ(make_chunks(130, 64).padding(), 0);
-  EXPECT_EQ(make_chunks(101, 64).padding(), 27);
+  EXPECT_EQ(make_chunks(130, 64).size, 72);
+  EXPECT_EQ(make_chunks(101, 64).padding(), 11);
+  EXPECT_EQ(make_chunks(272, 32).size, 32);
 }
 
 // Head and loss in one against torch's own, values and gradients; a label that is all but certain too.

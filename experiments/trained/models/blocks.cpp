@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "models/fused.hpp"
+
 namespace lla::trained {
 
 namespace {
@@ -25,17 +27,21 @@ at::Tensor with_gain(const at::Tensor& matrix, const at::Tensor& gain) {
   return gain.defined() ? matrix * gain.unsqueeze(-1) : matrix;
 }
 
-at::Tensor rms_normed(const at::Tensor& x, double scale) {
-  std::optional<at::Tensor> weight;
-  if (scale != 1) weight = at::full({x.size(-1)}, scale, x.options());
-  return at::rms_norm(x, {x.size(-1)}, weight, norm_epsilon);
-}
+at::Tensor rms_normed(const at::Tensor& x) { return fused_rms_norm(x, 1, norm_epsilon); }
 
 at::Tensor unit_normed(const at::Tensor& x) {
   const auto width = static_cast<double>(x.size(-1));
-  // rms_norm divides by sqrt(mean + epsilon).
-  const at::Tensor weight = at::full({x.size(-1)}, 1 / std::sqrt(width), x.options());
-  return at::rms_norm(x, {x.size(-1)}, weight, unit_epsilon / width);
+  // The norm divides by sqrt(mean + epsilon).
+  return fused_rms_norm(x, 1 / std::sqrt(width), unit_epsilon / width);
+}
+
+Residual added(Norm norm, const at::Tensor& x, const at::Tensor& more) {
+  if (norm == Norm::rms) {
+    const SumAndNorm both = fused_sum_and_norm(x, more, norm_epsilon);
+    return {both.sum, both.normed};
+  }
+  const at::Tensor sum = x + more;
+  return {sum, normed(norm, sum)};
 }
 
 at::Tensor normed(Norm norm, const at::Tensor& x) {

@@ -53,11 +53,17 @@ InitRule matrix_init(const ModelConfig& config, int64_t in);
 // it costs nothing.
 at::Tensor with_gain(const at::Tensor& matrix, const at::Tensor& gain);
 
-// Over the last dimension, without gain. `scale` multiplies the result at no cost (RMS only).
-at::Tensor rms_normed(const at::Tensor& x, double scale = 1);
+// Over the last dimension, without gain.
+at::Tensor rms_normed(const at::Tensor& x);
 // x / |x| over the last dimension.
 at::Tensor unit_normed(const at::Tensor& x);
 at::Tensor normed(Norm norm, const at::Tensor& x);
+
+// The residual stream after something was added to it, and its norm.
+struct Residual {
+  at::Tensor sum, normed;
+};
+Residual added(Norm norm, const at::Tensor& x, const at::Tensor& more);
 
 // Depthwise causal convolution: x (R, B * L, c), kernel (R, taps, c), kernel[j] weighs the value j positions back.
 at::Tensor short_convolved(const at::Tensor& x, const at::Tensor& kernel, int64_t batch);

@@ -29,11 +29,12 @@ at::Tensor from_chunks(const at::Tensor& x, int64_t heads, const Chunks& chunks,
 // Sums up to and including each position of a chunk, along dimension 2 (C).
 at::Tensor cumulative(const at::Tensor& x);
 
-// exp(sums_i - sums_j) where j <= i, else 0: (Z, n, C) to (Z, n, C, C). strict: where j < i.
-at::Tensor decay_matrix(const at::Tensor& sums, at::ScalarType dtype, bool strict = false);
+// scores (Z, n, C, C) times exp(sums_i - sums_j) where j <= i (strict: j < i), else 0; sums (Z, n, C).
+at::Tensor decayed_scores(const at::Tensor& scores, const at::Tensor& sums, bool strict = false);
 
-// (I + L)^-1 for the strictly lower triangles L of the last two dimensions, of any size up to 128.
-at::Tensor unit_lower_inverse(const at::Tensor& lower);
+// (I + L)^-1 for the strictly lower triangles L of the last two dimensions, in the dtype of L; its gradient's products
+// in `precision`.
+at::Tensor unit_lower_inverse(const at::Tensor& lower, at::ScalarType precision);
 
 // y_i = sum over j <= i of exp(decay from j to i) (q_i . k_j) v_j for one k, v, decay and any number of q, for the
 // chunks from `first` on.
@@ -45,7 +46,7 @@ class DecayedSum {
 
  private:
   at::Tensor k_, v_;     // of the chunks from first on
-  at::Tensor within_;    // decay_matrix, or a lower triangle of ones
+  at::Tensor sums_;      // of their log decays; undefined without decay
   at::Tensor entering_;  // exp(sums), undefined without decay
   at::Tensor state_;     // before each chunk (Z, n - first, Dk, Dv); undefined where there is only the first
 };

@@ -84,7 +84,8 @@ ModelConfig recall_config(Mixer mixer, int64_t vocabulary, int64_t length) {
 }
 
 ModelConfig tracking_config(Mixer mixer, int64_t vocabulary, int64_t length) {
-  ModelConfig config = token_config(mixer, vocabulary, length);
+  // Rows of 16 bytes for the tensor cores: a few words more, which never occur.
+  ModelConfig config = token_config(mixer, (vocabulary + 63) / 64 * 64, length);
   config.short_convolution = config.feature_map = is_published_with_convolution(mixer);
   return config;
 }

@@ -44,10 +44,10 @@ class GatedDeltaNet : public Recurrent {
     const int64_t count = k.size(1), size = k.size(2), asked = count - first;
     const auto dtype = k.scalar_type();
     const at::Tensor sums = cumulative(log_decay);
-    const at::Tensor decay = decay_matrix(sums, sums.scalar_type());
-    const at::Tensor products = wide(at::matmul(k, k.transpose(2, 3)));
+    const at::Tensor lower = decayed_scores(at::matmul(k, k.transpose(2, 3)), sums, /*strict=*/true);
+    // The inverse in fp32; N is its argument.
     const at::Tensor inverse =
-        (unit_lower_inverse((products * decay * strength.unsqueeze(-1)).tril(-1)) * strength.unsqueeze(-2)).to(dtype);
+        (unit_lower_inverse(lower * strength.unsqueeze(-1), dtype) * strength.unsqueeze(-2)).to(dtype);
     const at::Tensor written = at::matmul(inverse, v);  // with no state before the chunk
     const at::Tensor entering = sums.exp().to(dtype).unsqueeze(-1);
     at::Tensor u = written, states;
@@ -73,7 +73,7 @@ class GatedDeltaNet : public Recurrent {
     }
     const at::Tensor asked_q = q.narrow(1, first, asked);
     const at::Tensor scores =
-        at::matmul(asked_q, k.narrow(1, first, asked).transpose(2, 3)) * decay.narrow(1, first, asked).to(dtype);
+        decayed_scores(at::matmul(asked_q, k.narrow(1, first, asked).transpose(2, 3)), sums.narrow(1, first, asked));
     const at::Tensor inner = at::matmul(scores, u);
     if (count == 1) return inner;
     return at::addcmul(inner, at::matmul(asked_q, states), entering.narrow(1, first, asked));

@@ -85,25 +85,26 @@ at::Tensor Model::features(const StackedParameters& weights, const Batch& batch,
     const at::Tensor positions = weights["positions"].narrow(1, 0, pass.length).unsqueeze(1);
     x = (x.unflatten(1, {pass.batch, pass.length}) + positions).flatten(1, 2);
   }
+  Residual stream{x, normed(config_.norm, x)};
   for (int64_t layer = 0; layer < config_.layers; ++layer) {
     const std::string prefix = layer_prefix(layer);
     if (layer + 1 == config_.layers && batch.last > 0) pass.rows = std::min(batch.last, pass.length);
-    const at::Tensor mixed = mixers_[layer]->mix(pass, normed(config_.norm, x), gain(prefix + "gain"));
-    x = last_rows(x, pass) + mixed;
+    const at::Tensor mixed = mixers_[layer]->mix(pass, stream.normed, gain(prefix + "gain"));
+    stream = added(config_.norm, last_rows(stream.sum, pass), mixed);
     if (config_.mlp_width > 0) {
       const at::Tensor in = with_gain(weights[prefix + "mlp_in"], gain(prefix + "mlp_gain"));
-      const auto parts = at::bmm(normed(config_.norm, x), in).split(config_.mlp_width, 2);
-      x = x + at::bmm(at::silu(parts[0]) * parts[1], weights[prefix + "mlp_out"]);
+      const auto parts = at::bmm(stream.normed, in).split(config_.mlp_width, 2);
+      stream = added(config_.norm, stream.sum, at::bmm(at::silu(parts[0]) * parts[1], weights[prefix + "mlp_out"]));
     }
   }
+  at::Tensor features = stream.normed;
   if (batch.positions.defined()) {
     // By rows of (R * B * L, width): at::embedding for its gradient.
-    const int64_t rows = pass.rows;
-    const at::Tensor first = at::arange(pass.runs * pass.batch, batch.positions.options()).mul_(rows);
+    const at::Tensor first = at::arange(pass.runs * pass.batch, batch.positions.options()).mul_(pass.rows);
     const at::Tensor places = batch.positions.reshape({pass.runs * pass.batch, -1}) + first.unsqueeze(1);
-    x = at::embedding(x.flatten(0, 1), places).view({pass.runs, -1, config_.width});
+    features = at::embedding(features.flatten(0, 1), places).view({pass.runs, -1, config_.width});
   }
-  return normed(config_.norm, x).unflatten(1, {pass.batch, -1});
+  return features.unflatten(1, {pass.batch, -1});
 }
 
 Model::Head Model::head_inputs(const StackedParameters& weights, const at::Tensor& features) const {
