@@ -149,6 +149,9 @@ HWY_NOINLINE bool load_any_tile(const TileSource& from, const core::Operand& t, 
 
 // to[0 ... 3] = the sums of the four vectors' lanes.
 HWY_INLINE void sum_four(const Vec<float>* v, float* to) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int i = 0; i < 4; ++i) to[i] = hn::GetLane(v[i]);
+#else
   const Tag<float> d;
   const hn::Repartition<double, Tag<float>> dd;
   const auto pairs = [&](Vec<float> a, Vec<float> b)
@@ -162,6 +165,7 @@ HWY_INLINE void sum_four(const Vec<float>* v, float* to) {
   auto sum = hn::LoadU(d4, parts);
   for (int64_t at = 4; at < kLanes<float>; at += 4) sum = hn::Add(sum, hn::LoadU(d4, parts + at));
   hn::StoreU(sum, d4, to);
+#endif
 }
 HWY_INLINE void sum_four(const Vec<double>* v, double* to) {
   for (int i = 0; i < 4; ++i) to[i] = hn::GetLane(hn::SumOfLanes(Tag<double>(), v[i]));
