@@ -1,7 +1,7 @@
 // The Hopper planner, asked about an H200 from any machine.
 #include <gtest/gtest.h>
 
-#include "cuda/sm90/forward/config.hpp"
+#include "cuda/sm90/solve/config.hpp"
 #include "cuda/sm90/parallax/config.hpp"
 #include "cuda/sm90/plan.hpp"
 #include "cuda/sm90/sm90.hpp"

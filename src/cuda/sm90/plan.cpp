@@ -6,7 +6,7 @@
 #include "core/text.hpp"
 #include "cuda/sm90/backward/workspace.hpp"
 #include "cuda/sm90/decode/decode.hpp"
-#include "cuda/sm90/forward/config.hpp"
+#include "cuda/sm90/solve/config.hpp"
 #include "cuda/sm90/parallax/config.hpp"
 #include "cuda/sm90/sm90.hpp"
 #include "cuda/sm90/workspace.hpp"

@@ -7,7 +7,9 @@
 #include "cuda/common/launch.cuh"
 #include "cuda/sm90/backward/bounds.cuh"
 #include "cuda/sm90/backward/solve.hpp"
-#include "cuda/sm90/forward/kernel.cuh"
+#include "cuda/sm90/solve/producer.cuh"
+#include "cuda/sm90/solve/roles.cuh"
+#include "cuda/sm90/solve/solver.cuh"
 
 namespace lla::cuda::sm90 {
 
@@ -27,8 +29,8 @@ struct SolveProducer : Producer<Config> {
 };
 
 template <class Config>
-struct SolveConsumer : Consumer<Config> {
-  using Base = Consumer<Config>;
+struct SolveConsumer : Solver<Config> {
+  using Base = Solver<Config>;
   using Base::group, Base::next, Base::p, Base::parity, Base::rows, Base::s, Base::t;
   using typename Base::DirectionWords;
   using typename Base::Scores;

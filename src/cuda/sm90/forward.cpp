@@ -125,14 +125,4 @@ Status forward(const ForwardCall& call, const core::Plan& plan) {
   return prepass.padded == 64 ? launch(std::integral_constant<int, 64>{}) : launch(std::integral_constant<int, 128>{});
 }
 
-const core::Implementation implementation = {
-    "sm90",
-    "Hopper tensor cores: bf16, f16 and f32 as TF32, head dimensions up to 128",
-    core::Device::cuda,
-    refuse,
-    plan,
-    notes,
-    forward,
-    backward};
-
 }  // namespace lla::cuda::sm90
