@@ -151,9 +151,11 @@ typedef lla_status (*lla_backward_allocate)(void* context, const lla_backward_si
                                             struct lla_backward_args* args);
 
 /* Give exactly one of ridge and x.
- *   ridge: (), (Hq), (B, Lq, Hq) or (B, Lq, Hq, D), packed (total_q, Hq) or (total_q, Hq, D); f32, or f64 where q is
- * f64. x:     (B, Lq, Hq, D) or (total_q, Hq, D), in q's dtype or f32: attention with this x instead of a solve
- * (Parallax). k and v have q's dtype; o has it too, or is f32. */
+ *  - ridge: (), (Hq), (B, Lq, Hq) or (B, Lq, Hq, D), packed (total_q, Hq) or (total_q, Hq, D); f32, or f64 where q is
+ *    f64.
+ *  - x: (B, Lq, Hq, D) or (total_q, Hq, D), in q's dtype or f32: attention with this x instead of a solve (Parallax).
+ *
+ * k and v have q's dtype; o has it too, or is f32. */
 typedef struct lla_forward_args {
   size_t struct_size;
   const lla_options* options; /* null: the defaults */
