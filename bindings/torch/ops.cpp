@@ -3,6 +3,7 @@
 // nothing else happens here. Autograd, fake (meta) and autocast rules are registered from Python (python/lla/_ops.py).
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -171,6 +172,66 @@ Tensor make_row_info(Args& args, const Tensor& q) {
   return row_info;
 }
 
+// What a forward call makes once the library has checked and planned it: everything is validated and planned once.
+// Exceptions must not pass through C: the first is kept and thrown again behind the call.
+struct ForwardMemory {
+  const Tensor& q;
+  MaybeTensor* saved;
+  MaybeTensor* row_info;
+  MaybeTensor o;
+  std::optional<Workspace> workspace;
+  std::exception_ptr error;
+
+  static lla_status allocate(void* context, const lla_forward_sizes* sizes, lla_forward_args* args) {
+    auto& made = *static_cast<ForwardMemory*>(context);
+    try {
+      made.o = empty(args->o.size, args->o.ndim, made.q.scalar_type(), made.q);
+      args->o.data = made.o->data_ptr();
+      if (made.saved != nullptr) {
+        *made.saved = empty({sizes->saved_elements}, saved_type(made.q), made.q);
+        args->saved = view(**made.saved, "saved");
+      }
+      if (made.row_info != nullptr) *made.row_info = make_row_info(*args, made.q);
+      made.workspace.emplace(sizes->workspace_bytes, made.q);
+      args->workspace = made.workspace->data();
+      args->workspace_bytes = sizes->workspace_bytes;
+      return LLA_OK;
+    } catch (...) {
+      made.error = std::current_exception();
+      return LLA_OUT_OF_MEMORY;
+    }
+  }
+};
+
+struct BackwardMemory {
+  const Tensor& q;
+  std::optional<Workspace> workspace;
+  std::exception_ptr error;
+
+  static lla_status allocate(void* context, const lla_backward_sizes* sizes, lla_backward_args* args) {
+    auto& made = *static_cast<BackwardMemory*>(context);
+    try {
+      made.workspace.emplace(sizes->workspace_bytes, made.q);
+      args->workspace = made.workspace->data();
+      args->workspace_bytes = sizes->workspace_bytes;
+      return LLA_OK;
+    } catch (...) {
+      made.error = std::current_exception();
+      return LLA_OUT_OF_MEMORY;
+    }
+  }
+};
+
+template <class Args, class Memory>
+void run(Args& args, Memory& memory, lla_status (*call)(const typename Args::Base*)) {
+  args.allocate = Memory::allocate;
+  args.allocate_context = &memory;
+  args.stream = current_stream(memory.q);
+  const lla_status status = call(&args);
+  if (memory.error) std::rethrow_exception(memory.error);
+  check(status);
+}
+
 // The output; also what the backward pass needs and what is known of each row, where a place for them is given.
 Tensor run_forward(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& ridge, const MaybeTensor& x,
                    const Options& options, const Cache& cache, MaybeTensor* saved, MaybeTensor* row_info) {
@@ -179,21 +240,9 @@ Tensor run_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Mayb
   fill(args, q, k, v, ridge, x, options);
   fill(args, cache);
   args.o = describe_output(args.q, args.v);
-  ForwardSizes sizes;
-  check(lla_forward_query(&args, &sizes));
-  Tensor o = empty(args.o.size, args.o.ndim, q.scalar_type(), q);
-  args.o.data = o.data_ptr();
-  if (saved != nullptr) {
-    *saved = empty({sizes.saved_elements}, saved_type(q), q);
-    args.saved = view(**saved, "saved");
-  }
-  if (row_info != nullptr) *row_info = make_row_info(args, q);
-  args.workspace_bytes = sizes.workspace_bytes;
-  const Workspace workspace(args.workspace_bytes, q);
-  args.workspace = workspace.data();
-  args.stream = current_stream(q);
-  check(lla_forward(&args));
-  return o;
+  ForwardMemory memory{q, saved, row_info, {}, {}, {}};
+  run(args, memory, lla_forward);
+  return *memory.o;
 }
 
 std::tuple<Tensor, Tensor, Tensor> forward(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x,
@@ -249,14 +298,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   };
   Tensor dq = gradient(need_dq, q, args.dq), dk = gradient(need_dk, k, args.dk), dv = gradient(need_dv, v, args.dv);
   Tensor dridge = gradient(need_dridge, ridge ? *ridge : *x, ridge ? args.dridge : args.dx);
-  BackwardSizes sizes;
-  check(lla_backward_query(&args, &sizes));
+  if (info && q.dim() != (cu_seqlens_q ? 3 : 4))
+    invalid("q: must have " + std::string(cu_seqlens_q ? "3" : "4") + " dimensions");
   Tensor row_info = info ? make_row_info(args, q) : empty({0}, ScalarType::Int, q);
-  args.workspace_bytes = sizes.workspace_bytes;
-  const Workspace workspace(args.workspace_bytes, q);
-  args.workspace = workspace.data();
-  args.stream = current_stream(q);
-  check(lla_backward(&args));
+  BackwardMemory memory{q, {}, {}};
+  run(args, memory, lla_backward);
   return {dq, dk, dv, dridge, row_info};
 }
 

@@ -122,10 +122,40 @@ typedef struct lla_options {
                                    default 0 */
 } lla_options;
 
+/* What a call needs. Set struct_size; the query fills in as much as fits. The saved vector's sections begin at these
+ * offsets, in elements, for R = B Hq Lq rows r = (b Hq + h) Lq + i (packed: R = Hq total_q, r = h total_q + i):
+ *   max[R]      integer-valued bound of the row's logits in log2 units (scale log2(e) q.k)
+ *   omega[R]    sum of exp2(logit - max); 0 for a row without keys
+ *   mean_k[R][D], mean_v[R][Dv], x[R][D] */
+typedef struct lla_forward_sizes {
+  size_t struct_size;
+  size_t workspace_bytes;
+  int64_t saved_elements; /* 0 with a cache */
+  int64_t saved_max, saved_omega, saved_mean_k, saved_mean_v, saved_x;
+} lla_forward_sizes;
+
+typedef struct lla_backward_sizes {
+  size_t struct_size;
+  size_t workspace_bytes;
+} lla_backward_sizes;
+
+/* Memory on demand, instead of a query before the call: where `allocate` is set, a call checks its arguments and plans,
+ * then asks once. The function is given the answer of the query and the call's own copy of the arguments, in which it
+ * sets workspace and workspace_bytes; the forward's may also set the data of outputs that were described without, and
+ * saved. What it returns, if not LLA_OK, the call returns. */
+struct lla_forward_args;
+struct lla_backward_args;
+typedef lla_status (*lla_forward_allocate)(void* context, const lla_forward_sizes* sizes,
+                                           struct lla_forward_args* args);
+typedef lla_status (*lla_backward_allocate)(void* context, const lla_backward_sizes* sizes,
+                                            struct lla_backward_args* args);
+
 /* Give exactly one of ridge and x.
- *   ridge: (), (Hq), (B, Lq, Hq) or (B, Lq, Hq, D), packed (total_q, Hq) or (total_q, Hq, D); f32, or f64 where q is
- * f64. x:     (B, Lq, Hq, D) or (total_q, Hq, D), in q's dtype or f32: attention with this x instead of a solve
- * (Parallax). k and v have q's dtype; o has it too, or is f32. */
+ *  - ridge: (), (Hq), (B, Lq, Hq) or (B, Lq, Hq, D), packed (total_q, Hq) or (total_q, Hq, D); f32, or f64 where q is
+ *    f64.
+ *  - x: (B, Lq, Hq, D) or (total_q, Hq, D), in q's dtype or f32: attention with this x instead of a solve (Parallax).
+ *
+ * k and v have q's dtype; o has it too, or is f32. */
 typedef struct lla_forward_args {
   size_t struct_size;
   const lla_options* options; /* null: the defaults */
@@ -160,6 +190,8 @@ typedef struct lla_forward_args {
   lla_tensor page_table; /* int32 (B, max_pages), rows dense */
   lla_tensor first_key;  /* int32 (B) */
   int64_t max_total_k;
+  lla_forward_allocate allocate; /* null: the workspace is there */
+  void* allocate_context;
 } lla_forward_args;
 
 /* Gradients: any of dq, dk, dv, dridge (or dx) may be absent. dq, dk, dv, dx have q's dtype or f32; dridge is like
@@ -176,6 +208,8 @@ typedef struct lla_backward_args {
   void* workspace;
   size_t workspace_bytes;
   void* stream;
+  lla_backward_allocate allocate;
+  void* allocate_context;
 } lla_backward_args;
 
 /* Writes new keys and values into a cache, in place. k (B, Lnew, Hkv, D) and v (B, Lnew, Hkv, Dv), or packed
@@ -208,23 +242,6 @@ static inline void lla_backward_args_init(lla_backward_args* args) { lla_backwar
 static inline void lla_cache_append_args_init(lla_cache_append_args* args) {
   lla_cache_append_args_init_size(args, sizeof *args);
 }
-
-/* What a call needs. Set struct_size; the query fills in as much as fits. The saved vector's sections begin at these
- * offsets, in elements, for R = B Hq Lq rows r = (b Hq + h) Lq + i (packed: R = Hq total_q, r = h total_q + i):
- *   max[R]      integer-valued bound of the row's logits in log2 units (scale log2(e) q.k)
- *   omega[R]    sum of exp2(logit - max); 0 for a row without keys
- *   mean_k[R][D], mean_v[R][Dv], x[R][D] */
-typedef struct lla_forward_sizes {
-  size_t struct_size;
-  size_t workspace_bytes;
-  int64_t saved_elements; /* 0 with a cache */
-  int64_t saved_max, saved_omega, saved_mean_k, saved_mean_v, saved_x;
-} lla_forward_sizes;
-
-typedef struct lla_backward_sizes {
-  size_t struct_size;
-  size_t workspace_bytes;
-} lla_backward_sizes;
 
 /* Queries: data pointers may be null, sizes, strides and options count. The forward's does not look at args->saved. */
 LLA_API lla_status lla_forward_query(const lla_forward_args* args, lla_forward_sizes* sizes);

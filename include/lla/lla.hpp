@@ -94,6 +94,7 @@ inline void init(lla_backward_args* args) { lla_backward_args_init(args); }
 // Arguments that own their options: in C++ `args.options` is the struct, and the C struct's pointer points to it.
 template <class Args>
 struct WithOptions : Args {
+  using Base = Args;
   Options options;
 
   WithOptions() {

@@ -23,6 +23,7 @@ struct Forward {
   using Args = lla_forward_args;
   using Call = ForwardCall;
   static Status run(const Call& call, const Plan& plan) { return plan.implementation->forward(call, plan); }
+  static Status outputs(const Args& args, Call& call) { return validate_outputs(args, call); }
   // Forward writes per query only.
   static bool nothing_to_write(const Problem& p) { return p.rows() == 0; }
 };
@@ -32,6 +33,7 @@ struct Backward {
   using Args = lla_backward_args;
   using Call = BackwardCall;
   static Status run(const Call& call, const Plan& plan) { return plan.implementation->backward(call, plan); }
+  static Status outputs(const Args&, Call&) { return {}; }  // only the workspace comes on demand
   // Without queries the gradients of keys, values and a shared ridge are still written: zeros.
   static bool nothing_to_write(const Problem& p) {
     return p.rows() == 0 && p.total_k * p.heads_kv == 0 && p.ridge != RidgeShape::scalar && p.ridge != RidgeShape::head;
@@ -43,6 +45,25 @@ Machine machine_for(const Problem& p, size_t workspace_bytes = SIZE_MAX) {
   Machine m = p.device == Device::cuda ? this_machine(p.device_index) : this_cpu();
   m.workspace_bytes = workspace_bytes;
   return m;
+}
+
+lla_forward_sizes sizes_of(const Problem& p, const Plan& plan, const lla_forward_args&) {
+  lla_forward_sizes sizes{};
+  sizes.struct_size = sizeof sizes;
+  sizes.workspace_bytes = plan.workspace_bytes;
+  if (p.cache) return sizes;
+  const SavedLayout at(p);
+  sizes.saved_elements = at.size;
+  sizes.saved_max = at.max;
+  sizes.saved_omega = at.omega;
+  sizes.saved_mean_k = at.mean_k;
+  sizes.saved_mean_v = at.mean_v;
+  sizes.saved_x = at.x;
+  return sizes;
+}
+
+lla_backward_sizes sizes_of(const Problem&, const Plan& plan, const lla_backward_args&) {
+  return {sizeof(lla_backward_sizes), plan.workspace_bytes};
 }
 
 // A call whose arguments are complete, checked and planned.
@@ -67,6 +88,23 @@ struct Prepared {
     if (Pass::nothing_to_write(p)) plan.workspace_bytes = 0;
     return {};
   }
+  // For a call: with the memory the caller brought, or what its allocate gives.
+  Status prepare_call(const typename Pass::Args* args) {
+    LLA_RETURN_IF_ERROR(given.read(args, Pass::kInit));
+    auto& a = given.args;
+    LLA_RETURN_IF_ERROR(validate(a, a.allocate ? Pointers::outputs_later : Pointers::required, call));
+    LLA_RETURN_IF_ERROR(choose_plan(a.allocate ? SIZE_MAX : a.workspace_bytes));
+    if (a.allocate != nullptr) {
+      const auto sizes = sizes_of(call.problem, plan, a);
+      if (const lla_status status = a.allocate(a.allocate_context, &sizes, &a); status != LLA_OK)
+        return {status, "allocate: the caller's function found no memory"};
+      LLA_RETURN_IF_ERROR(Pass::outputs(a, call));
+      call.workspace = a.workspace;
+      call.workspace_bytes = a.workspace_bytes;
+    }
+    if (Pass::nothing_to_write(call.problem)) return {};
+    return validate_workspace(a, plan.workspace_bytes);
+  }
 };
 
 // The answer, cut to the caller's size of it.
@@ -88,27 +126,14 @@ Status query(const lla_forward_args* args, lla_forward_sizes* to) {
   p.given.args.saved = lla_tensor{};  // asked before the vector exists
   LLA_RETURN_IF_ERROR(validate(p.given.args, Pointers::optional, p.call));
   LLA_RETURN_IF_ERROR(p.choose_plan(SIZE_MAX));
-  lla_forward_sizes sizes{};
-  sizes.workspace_bytes = p.plan.workspace_bytes;
-  if (!p.call.problem.cache) {
-    const SavedLayout at(p.call.problem);
-    sizes.saved_elements = at.size;
-    sizes.saved_max = at.max;
-    sizes.saved_omega = at.omega;
-    sizes.saved_mean_k = at.mean_k;
-    sizes.saved_mean_v = at.mean_v;
-    sizes.saved_x = at.x;
-  }
-  return write_sizes(sizes, to);
+  return write_sizes(sizes_of(p.call.problem, p.plan, p.given.args), to);
 }
 
 Status query(const lla_backward_args* args, lla_backward_sizes* to) {
   if (to == nullptr) return invalid("sizes: is null");
   Prepared<Backward> p;
   LLA_RETURN_IF_ERROR(p.prepare(args, Pointers::optional));
-  lla_backward_sizes sizes{};
-  sizes.workspace_bytes = p.plan.workspace_bytes;
-  return write_sizes(sizes, to);
+  return write_sizes(sizes_of(p.call.problem, p.plan, p.given.args), to);
 }
 
 Status copy_text(const std::string& from, char* text, size_t capacity) {
@@ -136,9 +161,8 @@ Status query_explanation(const typename Pass::Args* args, char* text, size_t cap
 template <class Pass>
 Status run(const typename Pass::Args* args) {
   Prepared<Pass> p;
-  LLA_RETURN_IF_ERROR(p.prepare(args, Pointers::required));
+  LLA_RETURN_IF_ERROR(p.prepare_call(args));
   if (Pass::nothing_to_write(p.call.problem)) return {};
-  LLA_RETURN_IF_ERROR(validate_workspace(p.given.args, p.plan.workspace_bytes));
   LLA_RETURN_IF_ERROR(Pass::run(p.call, p.plan));
   return zero_padding(p.call);
 }

@@ -39,12 +39,13 @@ struct Shape {
   bool direct = false;       // the direct solver may be needed
 };
 
-// Arrays of one panel, [channel][lane]. What each holds depends on the pass; see forward-inl.hpp and backward-inl.hpp.
+// Arrays of one panel, [channel][lane]. What each holds depends on the pass; see forward-inl.hpp and
+// backward_rows-inl.hpp.
 template <class T>
 struct PanelMemory {
   T *q, *x, *direction, *image, *solution, *rhs, *residual, *mean_k, *ridge, *preconditioner;  // dim
-  T* low;  // dim; what rounding took off the solution, where a row needs it (panel.has_low)
-  T *mean_v, *value;                                                                           // value_dim
+  T* low;             // dim; what rounding took off the solution, where a row needs it (panel.has_low)
+  T *mean_v, *value;  // value_dim
   T* weights;
 
   void take(Arena& arena, const Shape& s) {

@@ -378,17 +378,10 @@ Status validate_workspace(const lla_backward_args& a, size_t needed) {
   return distinct(tensors_of(a), written);
 }
 
-Status validate(const lla_forward_args& a, Pointers pointers, ForwardCall& call) {
-  LLA_RETURN_IF_ERROR(read_inputs(a, pointers, call));
-  Problem& p = call.problem;
-  p.operation = Operation::forward;
-  if (p.cache) {
-    LLA_RETURN_IF_ERROR(check_cache_contents(call));
-    if (present(a.saved)) return invalid("saved: is given beside seqlens_k; there is no backward pass over a cache");
-  } else {
-    LLA_RETURN_IF_ERROR(check_no_cache(a));
-  }
+namespace {
 
+Status read_outputs(const lla_forward_args& a, Pointers pointers, ForwardCall& call) {
+  Problem& p = call.problem;
   const NamedTensor o{"o", a.o};
   if (!present(a.o)) return invalid("o: is absent");
   LLA_RETURN_IF_ERROR(check_float_tensor(o, p, a.q, pointers));
@@ -396,15 +389,36 @@ Status validate(const lla_forward_args& a, Pointers pointers, ForwardCall& call)
   LLA_RETURN_IF_ERROR(check_writable(o));
   p.out_dtype = dtype_of(a.o);
   call.o = operand(a.o);
-
-  if (present(a.saved)) LLA_RETURN_IF_ERROR(check_saved(a.saved, a.q, p, pointers));
+  if (present(a.saved)) {
+    if (p.cache) return invalid("saved: is given beside seqlens_k; there is no backward pass over a cache");
+    LLA_RETURN_IF_ERROR(check_saved(a.saved, a.q, p, pointers));
+  }
   call.saved = a.saved.data;
   LLA_RETURN_IF_ERROR(read_row_outputs(a, pointers, p, call.info));
   const std::array all = tensors_of(a);
   return distinct(std::span(all).first(kForwardInputs), std::span(all).subspan(kForwardInputs));
 }
 
+}  // namespace
+
+Status validate(const lla_forward_args& a, Pointers pointers, ForwardCall& call) {
+  const bool later = pointers == Pointers::outputs_later;
+  LLA_RETURN_IF_ERROR(read_inputs(a, later ? Pointers::required : pointers, call));
+  Problem& p = call.problem;
+  p.operation = Operation::forward;
+  LLA_RETURN_IF_ERROR(p.cache ? check_cache_contents(call) : check_no_cache(a));
+  return read_outputs(a, later ? Pointers::optional : pointers, call);
+}
+
+Status validate_outputs(const lla_forward_args& a, ForwardCall& call) {
+  const DType planned = call.problem.out_dtype;
+  LLA_RETURN_IF_ERROR(read_outputs(a, Pointers::required, call));
+  if (call.problem.out_dtype == planned) return {};
+  return invalid(cat("o: dtype is ", name(call.problem.out_dtype), ", but the call was planned for ", name(planned)));
+}
+
 Status validate(const lla_backward_args& a, Pointers pointers, BackwardCall& call) {
+  if (pointers == Pointers::outputs_later) pointers = Pointers::required;  // only the workspace comes later
   LLA_RETURN_IF_ERROR(read_inputs(a, pointers, call));
   Problem& p = call.problem;
   p.operation = Operation::backward;

@@ -206,6 +206,8 @@ std::vector<size_t> addresses(const lla_forward_args& a) {
   add(&a.workspace);
   add(&a.stream);
   add(&a.options);
+  add(&a.allocate);
+  add(&a.allocate_context);
   return list;
 }
 

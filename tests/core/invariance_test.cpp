@@ -375,5 +375,37 @@ TEST_P(Invariance, FloatOutputsOfHalfInputs) {
   }
 }
 
+// options.batch_invariant: a sequence's bits are its own, dense and packed (equal bounds).
+TEST_P(Invariance, BatchInvariantBits) {
+  for (const bool packed : {false, true}) {
+    for (const RidgeShape ridge : {RidgeShape::token, RidgeShape::none}) {
+      Spec all = self_attention(40, 64, 2, 3);
+      all.ridge = ridge;
+      all.options.batch_invariant = 1;
+      Spec one = all;
+      one.batch = 1;
+      if (packed) {
+        all.batch = 1, all.length_q = all.length_k = 120;
+        all.cu_q = all.cu_k = {0, 40, 80, 120};
+        one.cu_q = one.cu_k = {0, 40};
+      }
+      if (!takes(all)) continue;
+      Inputs inputs = make_inputs(all, data::Kind::randn, 0.5, 11);
+      // One sequence's keys much larger than another's: shared statistics would show.
+      for (size_t i = 0; i < inputs.k.size() / 3; ++i) inputs.k[i] *= 8;
+      const std::vector<double> together = forward(all, inputs).o;
+      for (int64_t b = 0; b < 3; ++b) {
+        const auto part = [&](const std::vector<double>& t) {
+          const auto n = static_cast<int64_t>(t.size() / 3);
+          return std::vector<double>(t.begin() + b * n, t.begin() + (b + 1) * n);
+        };
+        const Inputs alone{part(inputs.q),     part(inputs.k), part(inputs.v),
+                           part(inputs.ridge), part(inputs.x), part(inputs.grad_o)};
+        EXPECT_TRUE(identical(forward(one, alone).o, part(together))) << all.text() << ", sequence " << b;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lla::test

@@ -1,6 +1,8 @@
 // Structs of callers that were built for an older header: the fields they do not have mean their defaults.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 
@@ -83,6 +85,51 @@ TEST(Structs, NoOptionsAreTheDefaults) {
   args.options = nullptr;
   EXPECT_EQ(lla_forward(&args), LLA_OK) << lla_last_error();
   EXPECT_EQ(call.o, want);
+}
+
+// Memory on demand: one call, no query; the outputs and the saved vector may come with it.
+TEST(Structs, MemoryOnDemand) {
+  Small call;
+  const std::vector<float> want = call.run();
+  struct Context {
+    std::vector<float> o, saved;
+    std::vector<std::byte> workspace;
+    int asked = 0;
+    lla_status answer = LLA_OK;
+    size_t short_by = 0;
+  } context;
+  lla_forward_args args = call.args;
+  args.o.data = args.workspace = nullptr;
+  args.workspace_bytes = 0;
+  args.allocate = [](void* to, const lla_forward_sizes* sizes, lla_forward_args* a) {
+    auto& c = *static_cast<Context*>(to);
+    ++c.asked;
+    c.o.assign(24, -1.0f);
+    c.saved.assign(static_cast<size_t>(sizes->saved_elements), std::nanf(""));
+    c.workspace.resize(sizes->workspace_bytes + 256);
+    a->o.data = c.o.data();
+    a->saved = dense(c.saved.data(), DType::f32, {sizes->saved_elements});
+    a->workspace = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(c.workspace.data()) + 255) / 256 * 256);
+    a->workspace_bytes = sizes->workspace_bytes - c.short_by;
+    return c.answer;
+  };
+  args.allocate_context = &context;
+  EXPECT_EQ(lla_forward(&args), LLA_OK) << lla_last_error();
+  EXPECT_EQ(context.asked, 1);
+  EXPECT_EQ(context.o, want);
+  EXPECT_EQ(args.o.data, nullptr) << "the caller's own struct was changed";
+  for (const float x : context.saved) EXPECT_FALSE(std::isnan(x));
+
+  context.answer = LLA_OUT_OF_MEMORY;
+  EXPECT_EQ(lla_forward(&args), LLA_OUT_OF_MEMORY);
+  EXPECT_EQ(std::count(context.o.begin(), context.o.end(), -1.0f), 24) << "written without memory";
+  context.answer = LLA_OK;
+  context.short_by = 1;
+  EXPECT_EQ(lla_forward(&args), LLA_WORKSPACE_TOO_SMALL);
+  context.asked = 0;
+  args.q.data = nullptr;  // inputs must be there before anything is asked for
+  EXPECT_EQ(lla_forward(&args), LLA_INVALID_ARGUMENT);
+  EXPECT_EQ(context.asked, 0);
 }
 
 TEST(Structs, BackwardArgumentsMayBeShorter) {
