@@ -8,7 +8,8 @@ enum { L = 64, D = 8 };
 
 static lla_tensor view(void* data, int64_t length, int64_t dim) {
   lla_tensor t = {.data = data, .dtype = LLA_F32, .ndim = 4};
-  const int64_t size[4] = {1, length, 1, dim}, stride[4] = {length * dim, dim, dim, 1}; /* (batch, length, heads, dim) */
+  const int64_t size[4] = {1, length, 1, dim},
+                stride[4] = {length * dim, dim, dim, 1}; /* (batch, length, heads, dim) */
   for (int i = 0; i < 4; ++i) t.size[i] = size[i], t.stride[i] = stride[i];
   return t;
 }

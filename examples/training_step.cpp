@@ -1,4 +1,5 @@
-// One forward and one backward call, and the check every gradient deserves: does a small step along it pay what it says?
+// One forward and one backward call, and the check every gradient deserves: does a small step along it pay what it
+// says?
 #include <lla/lla.hpp>
 
 #include <cmath>
@@ -85,6 +86,7 @@ int main() {
 
   double after = 0;
   if (lla::Status s = model.loss(after); !s) return fail(s);
-  std::printf("loss %.4f -> %.4f: changed by %.5f, the gradient promised %.5f\n", before, after, after - before, promised);
+  std::printf("loss %.4f -> %.4f: changed by %.5f, the gradient promised %.5f\n", before, after, after - before,
+              promised);
   return std::abs((after - before) / promised - 1) < 0.05 ? 0 : 1;
 }

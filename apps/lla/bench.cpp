@@ -184,36 +184,49 @@ void add(CLI::App& bench, BenchWhat what, const char* description) {
   const auto one_of = [](const auto& names) { return CLI::IsMember(names).description(""); };
   const auto above_zero = number_above(0);
   app->add_option("--device", command->device, "Where to measure: cpu or cuda")->capture_default_str()->type_name("NAME");
-  app->add_option("--length", o.lengths, "Sequence length; repeatable")->check(from_one_to(1 << 24))->type_name("N");
+  const bool decode = what == BenchWhat::decode;
+  app->add_option("--length", o.lengths, decode ? "Keys of a sequence in the cache; repeatable" : "Sequence length; repeatable")->check(from_one_to(1 << 24))->type_name("N");
   app->add_option("--dim", o.dims, "Head dimension; repeatable")->check(from_one_to(256))->type_name("D");
   app->add_option("--batch", o.batch, "Batch entries")->check(from_one_to(1 << 20))->capture_default_str()->type_name("B");
-  app->add_option("--heads", o.heads, "Heads")->check(from_one_to(1 << 16))->capture_default_str()->type_name("H");
+  app->add_option("--heads", o.heads, decode ? "Heads of keys and values" : "Heads")->check(from_one_to(1 << 16))->capture_default_str()->type_name("H");
   app->add_option("--dtype", command->dtype, "f32, f64, bf16 or f16 (default: f32 on a CPU, bf16 on a GPU)")
       ->check(one_of(kDtypes))
       ->type_name("TYPE");
-  app->add_option("--kind", command->kind, "Data: randn, aniso, self, cluster, pw or mean")
-      ->check(one_of(kinds))
-      ->capture_default_str()
-      ->type_name("KIND");
+  if (decode) {
+    app->add_option("--group", o.group, "Query heads per key head")->check(from_one_to(256))->capture_default_str()->type_name("G");
+    app->add_option("--queries", o.queries, "New queries of a sequence")->check(from_one_to(1 << 16))->capture_default_str()->type_name("Q");
+    app->add_option("--page-size", o.page_size, "Pages of so many keys, in any order (default: a contiguous cache)")
+        ->check(from_one_to(1 << 20))
+        ->type_name("N");
+    app->add_flag("--head-major", o.head_major, "A head's keys side by side (default: a key's heads)");
+    app->add_flag("--batch-invariant", o.batch_invariant, "With options.batch_invariant");
+  } else {
+    app->add_option("--kind", command->kind, "Data: randn, aniso, self, cluster, pw or mean")
+        ->check(one_of(kinds))
+        ->capture_default_str()
+        ->type_name("KIND");
+    app->add_flag("--full", command->full, "Every query sees every key (default: causal)");
+    app->add_option("--weights", command->weights, "auto, recompute or cached; on a GPU")->check(CLI::IsMember(kWeights))->capture_default_str()->type_name("NAME");
+  }
   app->add_option("--ridge", o.ridge, "The ridge of every row")
       ->check(number_from(0))
       ->capture_default_str()
       ->type_name("X");
   app->add_option("--seconds", o.seconds, "Time to spend on repeats of one case (default: 1, with --table 0.1)")->check(above_zero)->type_name("S");
   app->add_option("--threads", o.threads, "CPU threads (default: the library's choice)")->check(from_one_to(4096))->type_name("T");
-  app->add_flag("--full", command->full, "Every query sees every key (default: causal)");
-  app->add_option("--weights", command->weights, "auto, recompute or cached; on a GPU")->check(CLI::IsMember(kWeights))->capture_default_str()->type_name("NAME");
-  app->add_option("--implementation", o.implementation, "One implementation instead of the library's choice; on a GPU")->type_name("NAME");
+  app->add_option("--implementation", o.implementation,
+                  decode ? "One implementation instead of the library's choice" : "One implementation instead of the library's choice; on a GPU")
+      ->type_name("NAME");
   if (what != BenchWhat::cg) {  // whose iterations are counted out: no tolerance, no choice
-    app->add_flag("--given-x", o.given_x, "With x given instead of solved for (Parallax); on a GPU");
-    app->add_flag("--table", o.table, "Every shape of docs/benchmarks, both kinds of weights and x given, in Markdown; on a GPU");
+    app->add_flag("--given-x", o.given_x, decode ? "With x given instead of solved for (Parallax)" : "With x given instead of solved for (Parallax); on a GPU");
+    if (!decode) app->add_flag("--table", o.table, "Every shape of docs/benchmarks, both kinds of weights and x given, in Markdown; on a GPU");
     app->add_option("--tolerance", o.tolerance, "Of the solver")->check(above_zero)->capture_default_str()->type_name("X");
     app->add_option("--solver", command->solver, "auto, cg or direct")->check(one_of(kSolvers))->capture_default_str()->type_name("NAME");
   }
   app->add_option("--json", command->json, "Also write the results to this file")->check(not_empty())->type_name("FILE");
   app->callback([command, app] {
     for (const char* chosen : {"--length", "--dim", "--batch", "--heads", "--weights", "--given-x"}) {
-      if (command->options.table && app->count(chosen) > 0) {
+      if (command->options.table && app->get_option_no_throw(chosen) != nullptr && app->count(chosen) > 0) {
         throw CLI::ValidationError("--table", fmt::format("has its own shapes and weights, {} cannot be given", chosen));
       }
     }
@@ -229,7 +242,7 @@ void add_bench(CLI::App& root, int& /*exit_code*/) {
   add(*bench, BenchWhat::forward, "The whole forward pass");
   add(*bench, BenchWhat::backward, "The whole backward pass");
   add(*bench, BenchWhat::cg, "One iteration of conjugate gradients");
-  add(*bench, BenchWhat::decode, "One query per sequence against a cache");
+  add(*bench, BenchWhat::decode, "New queries of every sequence over a key-value cache");
 }
 
 }  // namespace lla::app

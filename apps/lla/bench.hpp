@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/case.hpp"
+#include "core/problem.hpp"
 
 namespace lla::app {
 
@@ -32,6 +33,10 @@ struct BenchOptions {
   std::string implementation;  // empty: the library's choice
   int threads = 0;             // 0: the library's choice
   double seconds = 0;          // per case; 0: the default
+  int64_t group = 1, queries = 1;  // decode: query heads per key head, new tokens of a sequence
+  int64_t page_size = 0;           // decode; 0: a contiguous cache
+  bool head_major = false;         // decode: of a head all keys, instead of a key's heads, side by side
+  bool batch_invariant = false;
   bool table = false;          // every shape of docs/benchmarks instead of lengths and dims
 };
 
@@ -58,6 +63,9 @@ struct BenchDevice {
   // Throws std::runtime_error with the reason when a measurement fails. progress gets a number growing to 1.
   void (*run)(const BenchOptions&, BenchReport&, const std::function<void(double)>& progress);
 };
+
+// `lla bench decode`, whatever the device.
+void run_decode(const BenchOptions&, core::Device, BenchReport&, const std::function<void(double)>& progress);
 
 extern const BenchDevice cpu_bench;
 #if LLA_HAVE_CUDA

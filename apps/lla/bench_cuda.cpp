@@ -13,7 +13,6 @@ namespace lla::app {
 namespace {
 
 std::string refuse(const BenchOptions& o) {
-  if (o.what == BenchWhat::decode) return "there is no decode kernel for CUDA yet; forward with Lq = 1 is what runs";
   if (o.what == BenchWhat::cg && o.given_x) return "with x given there is nothing to iterate";
   if (o.threads != 0) return "--threads is for the CPU";
   if (o.table && o.what == BenchWhat::cg) return "bench forward --table has the times of one iteration, too";
@@ -42,6 +41,7 @@ void add_row(const bench::CudaCase& c, const bench::CudaResult& r, BenchReport& 
 }
 
 void run(const BenchOptions& o, BenchReport& report, const std::function<void(double)>& progress) {
+  if (o.what == BenchWhat::decode) return run_decode(o, core::Device::cuda, report, progress);
   if (o.table) return run_cuda_table(o, report, progress);
   const std::vector<int64_t> dims = o.dims.empty() ? std::vector<int64_t>{64, 128} : o.dims;
   const std::vector<int64_t> lengths = o.lengths.empty() ? std::vector<int64_t>{1024, 4096} : o.lengths;

@@ -106,7 +106,8 @@ int64_t product(const std::vector<int64_t>& size) {
 // One case laid out for one implementation.
 class Run {
  public:
-  Run(const CheckCase& c, const CheckInputs& in, DType dtype, DType gradient_dtype, Device device, const char* implementation)
+  Run(const CheckCase& c, const CheckInputs& in, DType dtype, DType gradient_dtype, Device device,
+      const char* implementation)
       : case_(c),
         device_(device),
         implementation_(implementation),
@@ -297,12 +298,13 @@ double largest_row(const std::vector<double>& values, int64_t channels) {
   return std::sqrt(largest);
 }
 
-// A few units of rounding of scale * G.v times a row of q or k, the largest intermediate of dk and dq. Arithmetic is fp32 for
-// inputs of 32 and 16 bits.
+// A few units of rounding of scale * G.v times a row of q or k, the largest intermediate of dk and dq. Arithmetic is
+// fp32 for inputs of 32 and 16 bits.
 double gradient_rounding(const CheckCase& c, const CheckInputs& in, const std::vector<double>& rows) {
   const data::Sizes& s = c.shape->sizes;
   const double unit = c.dtype == DType::f64 ? 0x1p-53 : 0x1p-24;
-  return 8 * unit / std::sqrt(static_cast<double>(s.dim)) * norm(in.grad_o) * largest_row(in.v, s.value_dim) * largest_row(rows, s.dim);
+  return 8 * unit / std::sqrt(static_cast<double>(s.dim)) * norm(in.grad_o) * largest_row(in.v, s.value_dim) *
+         largest_row(rows, s.dim);
 }
 
 // The ridge given per token, head and dimension, so that the reference returns every term of dridge.
@@ -369,17 +371,20 @@ CheckResult run_reference(const CheckCase& c, const CheckInputs& inputs) {
   const bool sums = c.ridge == RidgeShape::scalar || c.ridge == RidgeShape::head || c.ridge == RidgeShape::token;
   CheckCase expanded = c;
   if (sums) expanded.ridge = RidgeShape::dimension;
-  CheckResult r = Run(expanded, sums ? with_ridge_per_dimension(c, inputs) : inputs, DType::f64, DType::f64, Device::cpu, "reference")
+  CheckResult r = Run(expanded, sums ? with_ridge_per_dimension(c, inputs) : inputs, DType::f64, DType::f64,
+                      Device::cpu, "reference")
                       .execute(Solver::direct, c.tolerance());
   r.dridge_terms = r.dridge;
   if (sums && r.backward.done()) r.dridge = sum_terms(c, r.dridge_terms, inputs.ridge.size());
   return r;
 }
 
-CheckResult run_implementation(const CheckCase& c, const CheckInputs& inputs, const core::Implementation& implementation) {
+CheckResult run_implementation(const CheckCase& c, const CheckInputs& inputs,
+                               const core::Implementation& implementation) {
   // Gradients of 16-bit inputs in fp32: their own rounding is not what is checked.
   const DType gradients = c.dtype == DType::f64 ? DType::f64 : DType::f32;
-  return Run(c, inputs, c.dtype, gradients, implementation.device, implementation.name).execute(c.solver, c.tolerance());
+  return Run(c, inputs, c.dtype, gradients, implementation.device, implementation.name)
+      .execute(c.solver, c.tolerance());
 }
 
 CheckInputs perturbed(const CheckCase& c, const CheckInputs& inputs) {
@@ -399,8 +404,8 @@ int64_t CheckResult::unsolved() const {
   return rows;
 }
 
-CheckErrors check_errors(const CheckCase& c, const CheckInputs& inputs, const CheckResult& reference, const CheckResult& result,
-                         const CheckResult* moved) {
+CheckErrors check_errors(const CheckCase& c, const CheckInputs& inputs, const CheckResult& reference,
+                         const CheckResult& result, const CheckResult* moved) {
   const data::Sizes& s = c.shape->sizes;
   CheckErrors errors;
   if (!result.forward.done()) return errors;
@@ -423,15 +428,18 @@ CheckErrors check_errors(const CheckCase& c, const CheckInputs& inputs, const Ch
       errors.worst_gradient = name;
     }
   };
-  consider("dq", worst_head(c, s.length_q, s.heads_q, reference.dq, result.dq, near.dq, gradient_rounding(c, inputs, inputs.k)));
-  consider("dk", worst_head(c, s.length_k, s.heads_kv, reference.dk, result.dk, near.dk, gradient_rounding(c, inputs, inputs.q)));
+  consider("dq", worst_head(c, s.length_q, s.heads_q, reference.dq, result.dq, near.dq,
+                            gradient_rounding(c, inputs, inputs.k)));
+  consider("dk", worst_head(c, s.length_k, s.heads_kv, reference.dk, result.dk, near.dk,
+                            gradient_rounding(c, inputs, inputs.q)));
   consider("dv", worst_head(c, s.length_k, s.heads_kv, reference.dv, result.dv, near.dv));
   std::vector<double> difference = result.dridge;
   for (size_t i = 0; i < difference.size(); ++i) difference[i] -= reference.dridge[i];
   std::vector<double> moves = near.dridge_terms;
   for (size_t i = 0; i < moves.size(); ++i) moves[i] -= reference.dridge_terms[i];
   const double left = norm(difference) - data::kForgivenMoves * norm(moves);
-  consider(c.ridge == RidgeShape::none ? "dx" : "dridge", left > 0 || std::isnan(left) ? left / norm(reference.dridge_terms) : 0);
+  consider(c.ridge == RidgeShape::none ? "dx" : "dridge",
+           left > 0 || std::isnan(left) ? left / norm(reference.dridge_terms) : 0);
   return errors;
 }
 

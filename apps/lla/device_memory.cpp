@@ -50,13 +50,14 @@ void DeviceMemory::fill(unsigned char byte) {
 #endif
 }
 
-void DeviceMemory::upload(const void* from_host) {
+void DeviceMemory::upload(size_t offset, const void* from_host, size_t bytes) {
+  void* const to = static_cast<char*>(data()) + offset;
   if (device_ == core::Device::cpu) {
-    std::memcpy(data(), from_host, bytes_);
+    std::memcpy(to, from_host, bytes);
     return;
   }
 #if LLA_HAVE_CUDA
-  require(cudaMemcpy(data(), from_host, bytes_, cudaMemcpyHostToDevice), "copying to the device");
+  require(cudaMemcpy(to, from_host, bytes, cudaMemcpyHostToDevice), "copying to the device");
 #endif
 }
 

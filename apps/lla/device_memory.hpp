@@ -17,7 +17,8 @@ class DeviceMemory {
   void* data() const { return block_.get(); }
   size_t size() const { return bytes_; }
   void fill(unsigned char byte);
-  void upload(const void* from_host);
+  void upload(const void* from_host) { upload(0, from_host, bytes_); }
+  void upload(size_t offset, const void* from_host, size_t bytes);
   void download(void* to_host) const;
 
  private:

@@ -1,11 +1,12 @@
-// The operators lla::forward and lla::backward (ridge or a given x), and lla::plan and friends that say what they would
-// do. Each fills the structs of lla.h from torch tensors and options and calls the C interface; nothing else happens
-// here. Autograd, fake (meta) and autocast rules are registered from Python (python/lla/_ops.py).
+// The operators lla::forward and lla::backward (ridge or a given x), lla::cache_append, and lla::plan and friends that
+// say what they would do. Each fills the structs of lla.h from torch tensors and options and calls the C interface;
+// nothing else happens here. Autograd, fake (meta) and autocast rules are registered from Python (python/lla/_ops.py).
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include "lla/lla.hpp"
 #include "tensors.hpp"
@@ -19,12 +20,15 @@ using MaybeTensor = std::optional<Tensor>;
 const std::string kOptionsSchema =
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, float? scale, bool causal, "
     "SymInt window_left, SymInt window_right, float? tol, int max_iterations, str solver, str? implementation, bool "
-    "tf32";
-// The same with the defaults of the Python functions: a call that leaves them out is the cheapest.
+    "tf32, bool batch_invariant";
+// What makes k and v a cache; the forward operators take it after the options.
+const std::string kCacheSchema = "Tensor? seqlens_k, Tensor? page_table, Tensor? first_key, SymInt max_total_k";
+// Both with the defaults of lla.h: a call that leaves them out is the cheapest.
 const std::string kDefaultsSchema =
     "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt max_seqlen_q=0, SymInt max_seqlen_k=0, float? "
     "scale=None, bool causal=True, SymInt window_left=-1, SymInt window_right=-1, float? tol=None, int "
-    "max_iterations=0, str solver='auto', str? implementation=None, bool tf32=False";
+    "max_iterations=0, str solver='auto', str? implementation=None, bool tf32=False, bool batch_invariant=False, "
+    "Tensor? seqlens_k=None, Tensor? page_table=None, Tensor? first_key=None, SymInt max_total_k=0";
 
 struct Options {
   const MaybeTensor& cu_seqlens_q;
@@ -38,6 +42,14 @@ struct Options {
   const std::string& solver;
   const std::optional<std::string>& implementation;
   bool tf32;  // allowed for f32 tensors
+  bool batch_invariant;
+};
+
+struct Cache {
+  const MaybeTensor& seqlens_k;
+  const MaybeTensor& page_table;
+  const MaybeTensor& first_key;
+  int64_t max_total_k;
 };
 
 // The texts are read again by python/lla/_errors.py, which chooses the exception type by them.
@@ -63,17 +75,9 @@ lla_solver parse_solver(const std::string& name) {
   invalid("solver must be \"auto\", \"cg\" or \"direct\", not \"" + name + "\"");
 }
 
-// Either kind of arguments, filled from what both have in common. What `options` refers to must outlive them.
+// The numbers among the options. What `options` refers to must outlive the arguments.
 template <class Args>
-void fill(Args& args, const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& ridge, const MaybeTensor& x,
-          const Options& options) {
-  args.q = view(q, "q");
-  args.k = view(k, "k");
-  args.v = view(v, "v");
-  args.ridge = view(ridge, "ridge");
-  args.x = view(x, "x");
-  args.cu_seqlens_q = view(options.cu_seqlens_q, "cu_seqlens_q");
-  args.cu_seqlens_k = view(options.cu_seqlens_k, "cu_seqlens_k");
+void fill_options(Args& args, const Options& options) {
   args.max_seqlen_q = options.max_seqlen_q;
   args.max_seqlen_k = options.max_seqlen_k;
   if (options.scale && std::isnan(*options.scale)) invalid("scale is NaN");  // which lla.h takes for "not given"
@@ -91,15 +95,42 @@ void fill(Args& args, const Tensor& q, const Tensor& k, const Tensor& v, const M
   o.solver = parse_solver(options.solver);
   o.implementation = options.implementation ? options.implementation->c_str() : nullptr;
   o.precision = options.tf32 ? LLA_PRECISION_TF32 : LLA_PRECISION_FULL;
+  o.batch_invariant = options.batch_invariant;
 }
 
-// Queries, keys and values have their head dimensions at the end whether packed or not.
-void check_ranks(const Tensor& q, const Tensor& v, const MaybeTensor& cu_seqlens_q) {
-  const int64_t rank = cu_seqlens_q ? 3 : 4;
-  const char* layout =
-      cu_seqlens_q ? " dimensions, not (total, heads, dim)" : " dimensions, not (batch, length, heads, dim)";
-  if (q.dim() != rank) invalid("q has " + std::to_string(q.dim()) + layout);
-  if (v.dim() != rank) invalid("v has " + std::to_string(v.dim()) + layout);
+// Either kind of arguments, filled from what both have in common.
+template <class Args>
+void fill(Args& args, const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& ridge, const MaybeTensor& x,
+          const Options& options) {
+  args.q = view(q, "q");
+  args.k = view(k, "k");
+  args.v = view(v, "v");
+  args.ridge = view(ridge, "ridge");
+  args.x = view(x, "x");
+  args.cu_seqlens_q = view(options.cu_seqlens_q, "cu_seqlens_q");
+  args.cu_seqlens_k = view(options.cu_seqlens_k, "cu_seqlens_k");
+  fill_options(args, options);
+}
+
+void fill(ForwardArgs& args, const Cache& cache) {
+  args.seqlens_k = view(cache.seqlens_k, "seqlens_k");
+  args.page_table = view(cache.page_table, "page_table");
+  args.first_key = view(cache.first_key, "first_key");
+  args.max_total_k = cache.max_total_k;
+}
+
+// The dense output a call makes, without data: what validate is asked about before anything is allocated. Of tensors
+// whose shapes are wrong it means nothing, and validate says so.
+lla_tensor describe_output(const lla_tensor& q, const lla_tensor& v) {
+  lla_tensor o = q;
+  o.data = nullptr;
+  if (o.ndim > 0 && v.ndim > 0) o.size[o.ndim - 1] = v.size[v.ndim - 1];
+  uint64_t stride = 1;
+  for (int i = o.ndim - 1; i >= 0; --i) {
+    o.stride[i] = static_cast<int64_t>(stride);
+    stride *= static_cast<uint64_t>(o.size[i] > 0 ? o.size[i] : 1);
+  }
+  return o;
 }
 
 // Runs on the tensors' device, as torch's own operators do.
@@ -118,9 +149,10 @@ ScalarType saved_type(const Tensor& q) {
 }
 
 // What is known of each row, in one tensor: iterations, residual (the bits of a float), status. Points the arguments at
-// it.
+// it. q has been checked.
 template <class Args>
-Tensor make_row_info(Args& args, const Tensor& q, bool packed) {
+Tensor make_row_info(Args& args, const Tensor& q) {
+  const bool packed = args.q.ndim == 3;
   const int64_t batch = packed ? 1 : q.size(0), length = q.size(packed ? 0 : 1), heads = q.size(packed ? 1 : 2);
   Tensor row_info = empty({3, batch * heads * length}, ScalarType::Int, q);
   const auto section = [&](int64_t index, lla_dtype dtype) {
@@ -141,26 +173,21 @@ Tensor make_row_info(Args& args, const Tensor& q, bool packed) {
 
 // The output; also what the backward pass needs and what is known of each row, where a place for them is given.
 Tensor run_forward(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& ridge, const MaybeTensor& x,
-                   const Options& options, MaybeTensor* saved, MaybeTensor* row_info) {
+                   const Options& options, const Cache& cache, MaybeTensor* saved, MaybeTensor* row_info) {
   const auto guard = enter_device(q);
-  check_ranks(q, v, options.cu_seqlens_q);
   ForwardArgs args;
   fill(args, q, k, v, ridge, x, options);
-
-  const bool packed = options.cu_seqlens_q.has_value();
-  const int64_t batch = packed ? 1 : q.size(0), length = q.size(packed ? 0 : 1), heads = q.size(packed ? 1 : 2);
-  const int64_t value_dim = v.size(packed ? 2 : 3);
-  Tensor o = packed ? empty({length, heads, value_dim}, q.scalar_type(), q)
-                    : empty({batch, length, heads, value_dim}, q.scalar_type(), q);
-  args.o = view(o, "o");
-  if (row_info != nullptr) *row_info = make_row_info(args, q, packed);
+  fill(args, cache);
+  args.o = describe_output(args.q, args.v);
   ForwardSizes sizes;
   check(lla_forward_query(&args, &sizes));
+  Tensor o = empty(args.o.size, args.o.ndim, q.scalar_type(), q);
+  args.o.data = o.data_ptr();
   if (saved != nullptr) {
     *saved = empty({sizes.saved_elements}, saved_type(q), q);
     args.saved = view(**saved, "saved");
   }
-
+  if (row_info != nullptr) *row_info = make_row_info(args, q);
   args.workspace_bytes = sizes.workspace_bytes;
   const Workspace workspace(args.workspace_bytes, q);
   args.workspace = workspace.data();
@@ -174,12 +201,15 @@ std::tuple<Tensor, Tensor, Tensor> forward(Tensor q, Tensor k, Tensor v, MaybeTe
                                            int64_t max_seqlen_k, std::optional<double> scale, bool causal,
                                            int64_t window_left, int64_t window_right, std::optional<double> tol,
                                            int64_t max_iterations, std::string solver,
-                                           std::optional<std::string> implementation, bool tf32, bool save, bool info) {
+                                           std::optional<std::string> implementation, bool tf32, bool batch_invariant,
+                                           MaybeTensor seqlens_k, MaybeTensor page_table, MaybeTensor first_key,
+                                           int64_t max_total_k, bool save, bool info) {
   MaybeTensor saved, row_info;
-  Tensor o = run_forward(q, k, v, ridge, x,
-                         {cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left,
-                          window_right, tol, max_iterations, solver, implementation, tf32},
-                         save ? &saved : nullptr, info ? &row_info : nullptr);
+  Tensor o =
+      run_forward(q, k, v, ridge, x,
+                  {cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right,
+                   tol, max_iterations, solver, implementation, tf32, batch_invariant},
+                  {seqlens_k, page_table, first_key, max_total_k}, save ? &saved : nullptr, info ? &row_info : nullptr);
   return {o, save ? *saved : empty({0}, saved_type(q), q), info ? *row_info : empty({0}, ScalarType::Int, q)};
 }
 
@@ -187,26 +217,27 @@ std::tuple<Tensor, Tensor, Tensor> forward(Tensor q, Tensor k, Tensor v, MaybeTe
 Tensor inference(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x, MaybeTensor cu_seqlens_q,
                  MaybeTensor cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k, std::optional<double> scale,
                  bool causal, int64_t window_left, int64_t window_right, std::optional<double> tol,
-                 int64_t max_iterations, std::string solver, std::optional<std::string> implementation, bool tf32) {
+                 int64_t max_iterations, std::string solver, std::optional<std::string> implementation, bool tf32,
+                 bool batch_invariant, MaybeTensor seqlens_k, MaybeTensor page_table, MaybeTensor first_key,
+                 int64_t max_total_k) {
   return run_forward(q, k, v, ridge, x,
                      {cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right,
-                      tol, max_iterations, solver, implementation, tf32},
-                     nullptr, nullptr);
+                      tol, max_iterations, solver, implementation, tf32, batch_invariant},
+                     {seqlens_k, page_table, first_key, max_total_k}, nullptr, nullptr);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     Tensor grad_o, Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x, Tensor saved,
     MaybeTensor cu_seqlens_q, MaybeTensor cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k,
     std::optional<double> scale, bool causal, int64_t window_left, int64_t window_right, std::optional<double> tol,
-    int64_t max_iterations, std::string solver, std::optional<std::string> implementation, bool tf32, bool need_dq,
-    bool need_dk, bool need_dv, bool need_dridge, bool info) {
+    int64_t max_iterations, std::string solver, std::optional<std::string> implementation, bool tf32,
+    bool batch_invariant, bool need_dq, bool need_dk, bool need_dv, bool need_dridge, bool info) {
   const auto guard = enter_device(q);
-  check_ranks(q, v, cu_seqlens_q);
-  if (!ridge && !x) invalid("give one of ridge and x");
+  if (!ridge && !x) invalid("ridge: is absent, and so is x; give exactly one");
   BackwardArgs args;
   fill(args, q, k, v, ridge, x,
        {cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right, tol,
-        max_iterations, solver, implementation, tf32});
+        max_iterations, solver, implementation, tf32, batch_invariant});
   args.grad_o = view(grad_o, "grad_o");
   args.saved = view(saved, "saved");
 
@@ -218,10 +249,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   };
   Tensor dq = gradient(need_dq, q, args.dq), dk = gradient(need_dk, k, args.dk), dv = gradient(need_dv, v, args.dv);
   Tensor dridge = gradient(need_dridge, ridge ? *ridge : *x, ridge ? args.dridge : args.dx);
-  Tensor row_info = info ? make_row_info(args, q, cu_seqlens_q.has_value()) : empty({0}, ScalarType::Int, q);
-
   BackwardSizes sizes;
   check(lla_backward_query(&args, &sizes));
+  Tensor row_info = info ? make_row_info(args, q) : empty({0}, ScalarType::Int, q);
   args.workspace_bytes = sizes.workspace_bytes;
   const Workspace workspace(args.workspace_bytes, q);
   args.workspace = workspace.data();
@@ -230,34 +260,90 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   return {dq, dk, dv, dridge, row_info};
 }
 
+void cache_append(Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, MaybeTensor seqlens, MaybeTensor slots,
+                  MaybeTensor page_table, MaybeTensor cu_seqlens) {
+  const auto guard = enter_device(k);
+  CacheAppendArgs args;
+  args.k = view(k, "k");
+  args.v = view(v, "v");
+  args.k_cache = view(k_cache, "k_cache");
+  args.v_cache = view(v_cache, "v_cache");
+  args.seqlens = view(seqlens, "seqlens");
+  args.slots = view(slots, "slots");
+  args.page_table = view(page_table, "page_table");
+  args.cu_seqlens = view(cu_seqlens, "cu_seqlens");
+  args.stream = current_stream(k);
+  check(lla_cache_append(&args));
+}
+
 // Text as a tensor (uint8, zero-padded to a fixed size), so that a traced graph can hold the call.
 constexpr int64_t kTextBytes = 4096;
 
 Tensor plan(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x, MaybeTensor cu_seqlens_q,
             MaybeTensor cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k, std::optional<double> scale,
             bool causal, int64_t window_left, int64_t window_right, std::optional<double> tol, int64_t max_iterations,
-            std::string solver, std::optional<std::string> implementation, bool tf32, bool explain) {
+            std::string solver, std::optional<std::string> implementation, bool tf32, bool batch_invariant,
+            MaybeTensor seqlens_k, MaybeTensor page_table, MaybeTensor first_key, int64_t max_total_k, bool explain) {
   const auto guard = enter_device(q);
-  check_ranks(q, v, cu_seqlens_q);
   ForwardArgs args;
   fill(args, q, k, v, ridge, x,
        {cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right, tol,
-        max_iterations, solver, implementation, tf32});
-  const bool packed = cu_seqlens_q.has_value();
-  lla_tensor o = args.q;  // stands in, without data, for the dense output a call would make
-  o.data = nullptr;
-  o.size[packed ? 2 : 3] = v.size(packed ? 2 : 3);
-  int64_t stride = 1;
-  for (int i = o.ndim - 1; i >= 0; --i) {
-    o.stride[i] = stride;
-    stride *= o.size[i] > 0 ? o.size[i] : 1;
-  }
-  args.o = o;
+        max_iterations, solver, implementation, tf32, batch_invariant});
+  fill(args, {seqlens_k, page_table, first_key, max_total_k});
+  args.o = describe_output(args.q, args.v);
   Tensor text = empty_cpu(kTextBytes);
   char* to = static_cast<char*>(text.data_ptr());
   std::fill(to, to + kTextBytes, '\0');
   check(explain ? lla_forward_explain(&args, to, kTextBytes) : lla_forward_plan(&args, to, kTextBytes));
   return text;
+}
+
+// Whether a call would be taken, without making it: what a cache's keys are written after.
+void check_call(Tensor q, Tensor k, Tensor v, MaybeTensor ridge, MaybeTensor x, MaybeTensor cu_seqlens_q,
+                MaybeTensor cu_seqlens_k, int64_t max_seqlen_q, int64_t max_seqlen_k, std::optional<double> scale,
+                bool causal, int64_t window_left, int64_t window_right, std::optional<double> tol,
+                int64_t max_iterations, std::string solver, std::optional<std::string> implementation, bool tf32,
+                bool batch_invariant, MaybeTensor seqlens_k, MaybeTensor page_table, MaybeTensor first_key,
+                int64_t max_total_k) {
+  const auto guard = enter_device(q);
+  ForwardArgs args;
+  fill(args, q, k, v, ridge, x,
+       {cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right, tol,
+        max_iterations, solver, implementation, tf32, batch_invariant});
+  fill(args, {seqlens_k, page_table, first_key, max_total_k});
+  args.o = describe_output(args.q, args.v);
+  ForwardSizes sizes;
+  check(lla_forward_query(&args, &sizes));
+}
+
+// The same of tensors that have shapes but no memory, as a trace has them. Each is described by its lla_dtype (0:
+// absent), whether it is on CUDA, its dimensions, sizes and strides, one after the other in the order of the schema.
+int64_t check_shapes(std::vector<int64_t> described, int64_t max_seqlen_q, int64_t max_seqlen_k,
+                     std::optional<double> scale, bool causal, int64_t window_left, int64_t window_right,
+                     std::optional<double> tol, int64_t max_iterations, std::string solver,
+                     std::optional<std::string> implementation, bool tf32, bool batch_invariant, int64_t max_total_k) {
+  ForwardArgs args;
+  const MaybeTensor none;
+  fill_options(args, {none, none, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right, tol,
+                      max_iterations, solver, implementation, tf32, batch_invariant});
+  args.max_total_k = max_total_k;
+  size_t at = 0;
+  const auto next = [&] { return at < described.size() ? described[at++] : 0; };
+  for (lla_tensor* t : {&args.q, &args.k, &args.v, &args.ridge, &args.x, &args.cu_seqlens_q, &args.cu_seqlens_k,
+                        &args.seqlens_k, &args.page_table, &args.first_key}) {
+    t->dtype = static_cast<int32_t>(next());
+    if (t->dtype == LLA_DTYPE_NONE) continue;
+    t->device_type = next() != 0 ? LLA_CUDA : LLA_CPU;
+    t->ndim = static_cast<int32_t>(next());
+    if (t->ndim > LLA_MAX_DIMS)
+      invalid("a tensor has " + std::to_string(t->ndim) + " dimensions, at most 4 have a meaning");
+    for (int i = 0; i < t->ndim; ++i) t->size[i] = next();
+    for (int i = 0; i < t->ndim; ++i) t->stride[i] = next();
+  }
+  args.o = describe_output(args.q, args.v);
+  char text[1];  // which implementation takes it is this machine's matter, not the trace's
+  check(lla_forward_explain(&args, text, sizeof text));
+  return 0;
 }
 
 // What a row takes of the saved vector: the fake kernels multiply it by symbolic numbers of rows.
@@ -289,24 +375,36 @@ void register_kernels(torch::stable::detail::StableLibrary& library) {
   library.impl("inference", TORCH_BOX(&inference));
   library.impl("backward", TORCH_BOX(&backward));
   library.impl("plan", TORCH_BOX(&plan));
+  library.impl("check_call", TORCH_BOX(&check_call));
+  library.impl("cache_append", TORCH_BOX(&cache_append));
 }
 
 }  // namespace
 }  // namespace lla::torch_ops
 
 STABLE_TORCH_LIBRARY(lla, m) {
+  using lla::torch_ops::kCacheSchema;
   using lla::torch_ops::kDefaultsSchema;
   using lla::torch_ops::kOptionsSchema;
   const std::string inputs = "Tensor q, Tensor k, Tensor v, Tensor? ridge, Tensor? x, ";
-  m.def(("forward(" + inputs + kOptionsSchema + ", bool save, bool info) -> (Tensor o, Tensor saved, Tensor row_info)")
-            .c_str());
+  const std::string forward = inputs + kOptionsSchema + ", " + kCacheSchema;
+  m.def(("forward(" + forward + ", bool save, bool info) -> (Tensor o, Tensor saved, Tensor row_info)").c_str());
   m.def(("inference(" + inputs + kDefaultsSchema + ") -> Tensor").c_str());
   m.def(
       ("backward(Tensor grad_o, " + inputs + "Tensor saved, " + kOptionsSchema +
        ", bool need_dq, bool need_dk, bool need_dv, bool need_dridge, bool info) -> (Tensor dq, Tensor dk, Tensor dv, "
        "Tensor dridge, Tensor row_info)")
           .c_str());
-  m.def(("plan(" + inputs + kOptionsSchema + ", bool explain) -> Tensor").c_str());
+  m.def(("plan(" + forward + ", bool explain) -> Tensor").c_str());
+  m.def(("check_call(" + forward + ") -> ()").c_str());
+  m.def(
+      "check_shapes(int[] described, int max_seqlen_q, int max_seqlen_k, float? scale, bool causal, int window_left, "
+      "int window_right, float? tol, int max_iterations, str solver, str? implementation, bool tf32, bool "
+      "batch_invariant, int max_total_k) -> int");
+  m.def(
+      "cache_append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? seqlens, Tensor? slots, "
+      "Tensor? "
+      "page_table, Tensor? cu_seqlens) -> ()");
   m.def("saved_row_elements(int dim, int value_dim) -> int");
   m.def("implementations() -> str");
   m.def("machine() -> str");
@@ -318,6 +416,7 @@ STABLE_TORCH_LIBRARY_IMPL(lla, CPU, m) { lla::torch_ops::register_kernels(m); }
 STABLE_TORCH_LIBRARY_IMPL(lla, CUDA, m) { lla::torch_ops::register_kernels(m); }
 
 STABLE_TORCH_LIBRARY_IMPL(lla, CompositeExplicitAutograd, m) {
+  m.impl("check_shapes", TORCH_BOX(&lla::torch_ops::check_shapes));
   m.impl("saved_row_elements", TORCH_BOX(&lla::torch_ops::saved_row_elements));
   m.impl("implementations", TORCH_BOX(&lla::torch_ops::implementations));
   m.impl("machine", TORCH_BOX(&lla::torch_ops::machine));

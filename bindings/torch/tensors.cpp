@@ -17,6 +17,7 @@ lla_dtype dtype_of(const Tensor& tensor) {
     case ScalarType::BFloat16: return LLA_BF16;
     case ScalarType::Half: return LLA_F16;
     case ScalarType::Int: return LLA_I32;
+    case ScalarType::Long: return LLA_I64;
     default: return LLA_DTYPE_NONE;
   }
 }
@@ -81,9 +82,12 @@ lla_tensor view(const std::optional<Tensor>& tensor, const char* name) {
   return tensor ? view(*tensor, name) : lla_tensor{};
 }
 
+Tensor empty(const int64_t* size, int64_t dims, ScalarType dtype, const Tensor& like) {
+  return empty(size, dims, shim_dtype(dtype), device_type_of(like), like.get_device_index());
+}
+
 Tensor empty(std::initializer_list<int64_t> size, ScalarType dtype, const Tensor& like) {
-  return empty(size.begin(), static_cast<int64_t>(size.size()), shim_dtype(dtype), device_type_of(like),
-               like.get_device_index());
+  return empty(size.begin(), static_cast<int64_t>(size.size()), dtype, like);
 }
 
 Tensor empty_cpu(int64_t bytes) { return empty(&bytes, 1, aoti_torch_dtype_uint8(), aoti_torch_device_type_cpu(), -1); }

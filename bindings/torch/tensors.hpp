@@ -20,6 +20,7 @@ lla_tensor view(const std::optional<Tensor>& tensor, const char* name);
 
 // A new dense tensor on the device of `like`.
 Tensor empty(std::initializer_list<int64_t> size, ScalarType dtype, const Tensor& like);
+Tensor empty(const int64_t* size, int64_t dims, ScalarType dtype, const Tensor& like);
 Tensor empty_cpu(int64_t bytes);        // uint8
 Tensor empty_like(const Tensor& like);  // its size and type, dense
 

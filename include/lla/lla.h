@@ -3,21 +3,21 @@
  * Everything the library can do is reachable from here; include/lla/lla.hpp is a thin C++ layer over it.
  *
  * Conventions
- *  - No function throws, exits or prints. Each returns an lla_status; lla_last_error() says in a sentence what was wrong
- *    with the last call of this thread. A call that fails its checks writes nothing.
+ *  - No function throws, exits or prints. Each returns an lla_status; lla_last_error() says in a sentence what was
+ * wrong with the last call of this thread. A call that fails its checks writes nothing.
  *  - Tensors are described by lla_tensor views; sizes and strides count elements. A zeroed lla_tensor means "absent".
  *  - Layouts: q (B, Lq, Hq, D), k (B, Lk, Hkv, D), v (B, Lk, Hkv, Dv), o (B, Lq, Hq, Dv), Hq a multiple of Hkv.
  *    Packed sequences drop the batch dimension, q (total_q, Hq, D) and so on, and give cu_seqlens_q and cu_seqlens_k.
  *  - What a call writes (outputs and workspace) must not share memory with anything else it is given; views that lie
  *    between each other's elements, such as dq, dk and dv in one buffer, are fine.
- *  - Structs begin with their size so that they can grow: new fields come last, a struct that ends before them means their
- *    defaults, one that is longer than this library knows is refused. Fill a struct with its _init function, then set the
- *    fields you need.
- *  - Calls may come from any thread with 128 KiB of stack, before main and while the process ends. The caller's rounding
- *    mode, flushing of subnormals and traps are set aside in a call and do not change results.
+ *  - Structs begin with their size so that they can grow: new fields come last, a struct that ends before them means
+ * their defaults, one that is longer than this library knows is refused. Fill a struct with its _init function, then
+ * set the fields you need.
+ *  - Calls may come from any thread with 128 KiB of stack, before main and while the process ends. The caller's
+ * rounding mode, flushing of subnormals and traps are set aside in a call and do not change results.
  *  - Nothing is allocated in a call: ask for the workspace size, pass a workspace. (CPU threads are kept in a pool; the
- *    fp64 reference, last in the list, is the one implementation that allocates as it goes. lla_cache_append allocates on
- *    the host, to see that no place is written twice.) */
+ *    fp64 reference, last in the list, is the one implementation that allocates as it goes. lla_cache_append allocates
+ * on the host, to see that no place is written twice.) */
 #ifndef LLA_LLA_H
 #define LLA_LLA_H
 
@@ -61,8 +61,9 @@ typedef enum lla_dtype {
 typedef enum lla_device_type { LLA_CPU = 0, LLA_CUDA = 1 } lla_device_type;
 
 typedef enum lla_solver {
-  LLA_SOLVER_AUTO = 0,  /* the planner's cost model chooses; a row conjugate gradients cannot finish is solved directly */
-  LLA_SOLVER_CG = 1,    /* matrix-free conjugate gradients */
+  LLA_SOLVER_AUTO =
+      0,             /* the planner's cost model chooses; a row conjugate gradients cannot finish is solved directly */
+  LLA_SOLVER_CG = 1, /* matrix-free conjugate gradients */
   LLA_SOLVER_DIRECT = 2 /* form the matrix, factor it */
 } lla_solver;
 
@@ -82,12 +83,12 @@ typedef enum lla_precision {
 typedef enum lla_row_status {
   LLA_ROW_OK = 0,
   LLA_ROW_MAX_ITERATIONS = 1, /* the tolerance was not met; the last iterate is used */
-  LLA_ROW_BREAKDOWN = 2,      /* rounding is all that is left: vanishing or non-positive curvature (or pivot), a residual
-                                 that falls no further, a result its type cannot hold; the last good iterate is used */
-  LLA_ROW_NAN = 3,            /* a negative or NaN ridge, or a non-finite q, k, v or gradient in the row */
-  LLA_ROW_PRECISION = 4,      /* it sees a key or value so far (2^-28) below its head's largest that digits are lost */
-  LLA_ROW_INVALID = 5         /* its sequence's length, pages or cu_seqlens_q, read on the device, are out of bounds: the
-                                 row is NaN, and nothing of the sequence was read */
+  LLA_ROW_BREAKDOWN = 2, /* rounding is all that is left: vanishing or non-positive curvature (or pivot), a residual
+                            that falls no further, a result its type cannot hold; the last good iterate is used */
+  LLA_ROW_NAN = 3,       /* a negative or NaN ridge, or a non-finite q, k, v or gradient in the row */
+  LLA_ROW_PRECISION = 4, /* it sees a key or value so far (2^-28) below its head's largest that digits are lost */
+  LLA_ROW_INVALID = 5    /* its sequence's length, pages or cu_seqlens_q, read on the device, are out of bounds: the
+                            row is NaN, and nothing of the sequence was read */
 } lla_row_status;
 
 #define LLA_MAX_DIMS 4
@@ -104,27 +105,27 @@ typedef struct lla_tensor {
 
 typedef struct lla_options {
   size_t struct_size;
-  double scale;               /* of the logits; NaN (the default) means 1/sqrt(D) */
-  double tolerance;           /* a row's solve stops at |r| <= tolerance |q - mean key|; NaN (the default) means 1e-3 for
-                                 16-bit q, 1e-4 for f32, 1e-9 for f64. In the backward pass the right-hand side is
-                                 another; rows go on where so much would show in their results (docs/math.md) */
-  int64_t window_left;        /* keys visible to the left of the diagonal, -1 (default) unbounded; any size is fine */
-  int64_t window_right;       /* ... and to the right */
+  double scale;         /* of the logits; NaN (the default) means 1/sqrt(D) */
+  double tolerance;     /* a row's solve stops at |r| <= tolerance |q - mean key|; NaN (the default) means 1e-3 for
+                           16-bit q, 1e-4 for f32, 1e-9 for f64. In the backward pass the right-hand side is
+                           another; rows go on where so much would show in their results (docs/math.md) */
+  int64_t window_left;  /* keys visible to the left of the diagonal, -1 (default) unbounded; any size is fine */
+  int64_t window_right; /* ... and to the right */
   int64_t cached_weights_limit; /* bytes cached weights may take in the workspace; default 1 GiB */
-  const char* implementation; /* NULL: the first of lla_implementation_name's list that takes the problem */
-  int32_t causal;             /* default 1; the mask is aligned bottom-right when Lq != Lk */
-  int32_t max_iterations;     /* of conjugate gradients; 0 (default) means max(64, 4 D) */
-  int32_t solver;             /* lla_solver */
-  int32_t weights;            /* lla_weights */
-  int32_t precision;          /* lla_precision */
-  int32_t batch_invariant;    /* 1: a sequence's bits do not depend on what else is in the batch (equal bounds given);
-                                 default 0 */
+  const char* implementation;   /* NULL: the first of lla_implementation_name's list that takes the problem */
+  int32_t causal;               /* default 1; the mask is aligned bottom-right when Lq != Lk */
+  int32_t max_iterations;       /* of conjugate gradients; 0 (default) means max(64, 4 D) */
+  int32_t solver;               /* lla_solver */
+  int32_t weights;              /* lla_weights */
+  int32_t precision;            /* lla_precision */
+  int32_t batch_invariant;      /* 1: a sequence's bits do not depend on what else is in the batch (equal bounds given);
+                                   default 0 */
 } lla_options;
 
 /* Give exactly one of ridge and x.
- *   ridge: (), (Hq), (B, Lq, Hq) or (B, Lq, Hq, D), packed (total_q, Hq) or (total_q, Hq, D); f32, or f64 where q is f64.
- *   x:     (B, Lq, Hq, D) or (total_q, Hq, D), in q's dtype or f32: attention with this x instead of a solve (Parallax).
- * k and v have q's dtype; o has it too, or is f32. */
+ *   ridge: (), (Hq), (B, Lq, Hq) or (B, Lq, Hq, D), packed (total_q, Hq) or (total_q, Hq, D); f32, or f64 where q is
+ * f64. x:     (B, Lq, Hq, D) or (total_q, Hq, D), in q's dtype or f32: attention with this x instead of a solve
+ * (Parallax). k and v have q's dtype; o has it too, or is f32. */
 typedef struct lla_forward_args {
   size_t struct_size;
   const lla_options* options; /* null: the defaults */
@@ -138,9 +139,9 @@ typedef struct lla_forward_args {
   int64_t max_seqlen_q, max_seqlen_k;
   /* Optional outputs. saved: one dense vector of saved_elements (lla_forward_query), f32 (f64 where q is f64), for
    * lla_backward.
-   * iterations and row_status (int32), residual (f32; final relative residual, with what rounding may hide, so above the
-   * tolerance where that is more than the arithmetic can give): dense (B, Hq, Lq), packed (Hq, total_q);
-   * iterations and residual are -1 where a row was solved directly or had x given. */
+   * iterations and row_status (int32), residual (f32; final relative residual, with what rounding may hide, so above
+   * the tolerance where that is more than the arithmetic can give): dense (B, Hq, Lq), packed (Hq, total_q); iterations
+   * and residual are -1 where a row was solved directly or had x given. */
   lla_tensor saved, iterations, residual, row_status;
   void* workspace; /* on the tensors' device, 256-byte aligned */
   size_t workspace_bytes;
@@ -148,9 +149,9 @@ typedef struct lla_forward_args {
   /* Generation: seqlens_k makes k and v a cache, contiguous (B, capacity, Hkv, D) or, with page_table, in pages
    * (pages, page_size, Hkv, D) of any size; any strides. Sequence b has seqlens_k[b] keys, those of the new tokens
    * included; its key j lies in page page_table[b][j / page_size] at j % page_size. Queries are dense or packed by
-   * cu_seqlens_q alone, so that sequences with one row and with many share a call; their masks are aligned to the end of
-   * their own sequence. Keys before first_key[b] are invisible (left padding); the mask still counts from the length.
-   * What lies behind a length, and table entries no row sees, is never read. Inference only: saved is refused.
+   * cu_seqlens_q alone, so that sequences with one row and with many share a call; their masks are aligned to the end
+   * of their own sequence. Keys before first_key[b] are invisible (left padding); the mask still counts from the
+   * length. What lies behind a length, and table entries no row sees, is never read. Inference only: saved is refused.
    * On CUDA all of these are read on the device. max_seqlen_k bounds the lengths (0: the capacity); max_total_k bounds
    * the keys of all sequences that do not decode (0: B max_seqlen_k) and sizes the workspace. A sequence that breaks a
    * bound, or names a page that is not there, gets NaN and LLA_ROW_INVALID and changes no other. On the CPU a call with
@@ -161,7 +162,8 @@ typedef struct lla_forward_args {
   int64_t max_total_k;
 } lla_forward_args;
 
-/* Gradients: any of dq, dk, dv, dridge (or dx) may be absent. dq, dk, dv, dx have q's dtype or f32; dridge is like ridge. */
+/* Gradients: any of dq, dk, dv, dridge (or dx) may be absent. dq, dk, dv, dx have q's dtype or f32; dridge is like
+ * ridge. */
 typedef struct lla_backward_args {
   size_t struct_size;
   const lla_options* options;
@@ -181,9 +183,9 @@ typedef struct lla_backward_args {
  *   seqlens: int32 (B), lengths before the call: token t of sequence b becomes key seqlens[b] + t; or
  *   slots:   int64 (B, Lnew), packed (total): token i goes to slots[i] % page_size of page slots[i] / page_size (of
  *            a contiguous cache: of sequence slots[i] / capacity); -1 skips a token.
- * On CUDA a sequence (with slots: a token) that does not fit writes nothing, the others proceed; status, optional, int32
- * (B), with slots like slots, says so: LLA_ROW_OK or LLA_ROW_INVALID. On the CPU such a call is refused and writes nothing;
- * so is one that would write a place twice, where on CUDA one of the two stays. */
+ * On CUDA a sequence (with slots: a token) that does not fit writes nothing, the others proceed; status, optional,
+ * int32 (B), with slots like slots, says so: LLA_ROW_OK or LLA_ROW_INVALID. On the CPU such a call is refused and
+ * writes nothing; so is one that would write a place twice, where on CUDA one of the two stays. */
 typedef struct lla_cache_append_args {
   size_t struct_size;
   lla_tensor k, v;
@@ -249,8 +251,8 @@ LLA_API const char* lla_implementation_description(int32_t index);
 /* What the library found on this machine: SIMD target, threads, CUDA device or the reason there is none. */
 LLA_API const char* lla_machine_description(void);
 
-/* Threads of the CPU backend, of which at most 1024 are used; 0 restores the default (LLA_NUM_THREADS, or the cores this
- * process may use). Results do not depend on it, and a workspace asked for under another number is large enough.
+/* Threads of the CPU backend, of which at most 1024 are used; 0 restores the default (LLA_NUM_THREADS, or the cores
+ * this process may use). Results do not depend on it, and a workspace asked for under another number is large enough.
  * Where LLA_NUM_THREADS decides and is not a whole number, calls on the CPU are refused and name it.
  * A forked child may call the library whatever its parent's threads were doing; it starts threads of its own. */
 LLA_API lla_status lla_set_num_threads(int32_t threads);

@@ -11,15 +11,15 @@ _unavailable = None
 try:
     from .functional import (STATUS_NAMES, AttentionInfo, BackwardInfo, lla_attention, lla_attention_bhld,
                              lla_attention_varlen, parallax_attention)
-    from .kvcache import lla_attention_with_kvcache
+    from .kvcache import cache_append, lla_attention_with_kvcache, parallax_attention_with_kvcache
     from .machine import explain, implementations, machine, version
     from .module import KVCache, LocalLinearAttention
 except ImportError as error:  # no torch, or no operator library: what needs neither still works
     _unavailable = error
 
-__all__ = ["STATUS_NAMES", "AttentionInfo", "BackwardInfo", "KVCache", "LocalLinearAttention", "explain", "implementations",
-           "lla_attention", "lla_attention_bhld", "lla_attention_varlen", "lla_attention_with_kvcache", "machine",
-           "parallax_attention", "version"]
+__all__ = ["STATUS_NAMES", "AttentionInfo", "BackwardInfo", "KVCache", "LocalLinearAttention", "cache_append", "explain",
+           "implementations", "lla_attention", "lla_attention_bhld", "lla_attention_varlen",
+           "lla_attention_with_kvcache", "machine", "parallax_attention", "parallax_attention_with_kvcache", "version"]
 _SUBMODULES = ("debug", "distributed", "hf", "reference")
 
 

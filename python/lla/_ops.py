@@ -1,11 +1,13 @@
 """What torch needs to know about the operators besides their kernels: shapes (fake), gradients, autocast.
 
-The order of the arguments is that of the schemas in bindings/torch/ops.cpp."""
+The order of the arguments is that of the schemas in bindings/torch/ops.cpp: q, k, v, ridge, x, the options (cu_seqlens_q
+to batch_invariant), what makes k and v a cache (seqlens_k to max_total_k), and what the operator alone takes."""
 import contextlib
 import functools
 
 import torch
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _disable_current_modes
 
 from . import _library
 from ._errors import raise_ours
@@ -16,9 +18,14 @@ forward = torch.ops.lla.forward.default
 inference = torch.ops.lla.inference.default
 backward = torch.ops.lla.backward.default
 plan = torch.ops.lla.plan.default
+check_call = torch.ops.lla.check_call.default
+cache_append = torch.ops.lla.cache_append.default
 
+NO_CACHE = (None, None, None, 0)  # seqlens_k, page_table, first_key, max_total_k
+_OPTIONS = 14  # from cu_seqlens_q to batch_invariant
 _DEVICE_TYPES = ("cpu", "cuda")
-_DEFAULTS = (None, 0, 0, None, True, -1, -1, None, 0, "auto", None, False)  # of lla::inference after cu_seqlens_q
+# What a call that leaves out everything behind x means: the operator's own defaults.
+_DEFAULTS = tuple(argument.default_value for argument in torch.ops.lla.inference.default._schema.arguments[5:])
 PLAN_BYTES = 4096
 
 # Skips the (Python) autograd kernel where no gradient is wanted. Torch's own operator registration uses this guard; a
@@ -26,32 +33,47 @@ PLAN_BYTES = 4096
 _below_autograd = getattr(torch._C, "_AutoDispatchBelowAutograd", contextlib.nullcontext)
 
 
-def _fail_unless(condition, message):
-    if not condition:
-        raise ValueError(message)
+# ---- shapes ----------------------------------------------------------------------------------------------------------
+
+_DTYPES = {torch.float32: 1, torch.float64: 2, torch.bfloat16: 3, torch.float16: 4, torch.int32: 5, torch.int64: 6}
 
 
-def _check_shapes(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k):
-    """The checks a traced graph relies on; the library repeats all of them, and more, when the graph runs."""
-    packed = cu_seqlens_q is not None
-    rank = 3 if packed else 4
-    layout = "(total, heads, dim)" if packed else "(batch, length, heads, dim)"
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        _fail_unless(tensor.dim() == rank, f"{name} has {tensor.dim()} dimensions, not {layout}")
-        _fail_unless(tensor.dtype == q.dtype, f"{name} is {tensor.dtype} but q is {q.dtype}")
-        _fail_unless(tensor.device == q.device, f"{name} is on {tensor.device} but q is on {q.device}")
-    _fail_unless(k.shape[-1] == q.shape[-1], f"k has head dimension {k.shape[-1]} but q has {q.shape[-1]}")
-    _fail_unless(v.shape[:-1] == k.shape[:-1], f"v is {tuple(v.shape)} and does not go with k, {tuple(k.shape)}")
-    _fail_unless(packed or k.shape[0] == q.shape[0], f"k has batch {k.shape[0]} but q has {q.shape[0]}")
-    heads, heads_kv = q.shape[-2], k.shape[-2]
-    _fail_unless(heads_kv > 0 and heads % heads_kv == 0, f"q has {heads} heads, not a multiple of k's {heads_kv}")
-    _fail_unless((ridge is None) != (x is None), "give exactly one of ridge and x")
-    _fail_unless((cu_seqlens_k is not None) == packed, "give both cu_seqlens_q and cu_seqlens_k or neither")
-    if ridge is not None:
-        good = [(), (heads,), tuple(q.shape[:-1]), tuple(q.shape)]
-        _fail_unless(tuple(ridge.shape) in good, f"ridge is {tuple(ridge.shape)}, not one of {good}")
-    if x is not None:
-        _fail_unless(tuple(x.shape) == tuple(q.shape), f"x is {tuple(x.shape)} but q is {tuple(q.shape)}")
+def _hint(number):
+    """A size as this trace has it, without making it a constant of the graph; None where a trace cannot know."""
+    if isinstance(number, int):
+        return number
+    return number.node.hint if number.node.has_hint() else None
+
+
+def _describe(names, tensors):
+    """The tensors as lla::check_shapes reads them."""
+    described = []
+    for name, t in zip(names, tensors):
+        if t is None:
+            described.append(0)
+            continue
+        if t.device != tensors[0].device:
+            raise ValueError(f"{name}: is on {t.device}, but q is on {tensors[0].device}")
+        if t.dtype not in _DTYPES:
+            raise ValueError(f"{name}: dtype is {t.dtype}, which lla does not know")
+        described += [_DTYPES[t.dtype], int(t.device.type == "cuda"), t.dim()]
+        described += [_hint(n) for n in (*t.shape, *t.stride())]
+    return described
+
+
+def _check_shapes(q, k, v, ridge, x, options, cache=NO_CACHE):
+    """Asks the library's own checks about a traced call. When the graph runs, the library checks the real one."""
+    names = ("q", "k", "v", "ridge", "x", "cu_seqlens_q", "cu_seqlens_k", "seqlens_k", "page_table", "first_key")
+    described = _describe(names, (q, k, v, ridge, x, *options[:2], *cache[:3]))
+    numbers = [_hint(n) if isinstance(n, torch.SymInt) else n for n in (*options[2:], cache[3])]
+    sizes_known = None not in described and None not in (numbers[0], numbers[1], numbers[4], numbers[5], numbers[-1])
+    if not sizes_known:
+        return
+    try:
+        with _disable_current_modes():  # the question has no tensors: nothing of it belongs into the trace
+            torch.ops.lla.check_shapes(described, *numbers)
+    except RuntimeError as error:
+        raise_ours(error)
 
 
 @functools.cache
@@ -60,42 +82,60 @@ def _saved_row_elements(dim, value_dim):
     return torch.ops.lla.saved_row_elements(dim, value_dim)
 
 
-def _saved_elements(q, v):
-    return q.numel() // q.shape[-1] * _saved_row_elements(int(q.shape[-1]), int(v.shape[-1]))
+def _rows(q):
+    return q.numel() // q.shape[-1]
 
 
-@torch.library.register_fake("lla::forward")
-def _(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left,
-      window_right, tol, max_iterations, solver, implementation, tf32, save, info):
-    _check_shapes(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k)
-    o = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    saved_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    saved = q.new_empty((_saved_elements(q, v) if save else 0,), dtype=saved_dtype)
-    rows = q.numel() // q.shape[-1]
-    return o, saved, q.new_empty((3, rows) if info else (0,), dtype=torch.int32)
-
-
-@torch.library.register_fake("lla::inference")
-def _(q, k, v, ridge, x, cu_seqlens_q=None, cu_seqlens_k=None, *options):
-    _check_shapes(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k)
+def _fake_output(q, v):
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
+@torch.library.register_fake("lla::forward")
+def _(q, k, v, ridge, x, *rest):
+    options, cache, (save, info) = rest[:_OPTIONS], rest[_OPTIONS:-2], rest[-2:]
+    _check_shapes(q, k, v, ridge, x, options, cache)
+    saved_dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
+    saved = _rows(q) * _saved_row_elements(int(q.shape[-1]), int(v.shape[-1])) if save else 0
+    return (_fake_output(q, v), q.new_empty((saved,), dtype=saved_dtype),
+            q.new_empty((3, _rows(q)) if info else (0,), dtype=torch.int32))
+
+
+@torch.library.register_fake("lla::inference")
+def _(q, k, v, ridge, x, *given):
+    rest = (*given, *_DEFAULTS[len(given):])
+    _check_shapes(q, k, v, ridge, x, rest[:_OPTIONS], rest[_OPTIONS:])
+    return _fake_output(q, v)
+
+
 @torch.library.register_fake("lla::backward")
-def _(grad_o, q, k, v, ridge, x, saved, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal,
-      window_left, window_right, tol, max_iterations, solver, implementation, tf32, need_dq, need_dk, need_dv,
-      need_dridge,
-      info):
-    _check_shapes(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k)
+def _(grad_o, q, k, v, ridge, x, saved, *rest):
+    options, (need_dq, need_dk, need_dv, need_dridge, info) = rest[:_OPTIONS], rest[_OPTIONS:]
+    _check_shapes(q, k, v, ridge, x, options)
     inputs = ((need_dq, q), (need_dk, k), (need_dv, v), (need_dridge, x if ridge is None else ridge))
     gradients = tuple(t.new_empty(t.shape if needed else (0,)) for needed, t in inputs)
-    return *gradients, q.new_empty((3, q.numel() // q.shape[-1]) if info else (0,), dtype=torch.int32)
+    return *gradients, q.new_empty((3, _rows(q)) if info else (0,), dtype=torch.int32)
+
+
+@torch.library.register_fake("lla::cache_append")
+def _(*args):
+    return None
+
+
+@torch.library.register_fake("lla::check_call")
+def _(*args):
+    return None
 
 
 @torch.library.register_fake("lla::plan")
 def _(q, *args):
     return torch.empty(PLAN_BYTES, dtype=torch.uint8)
 
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+#
+# Three rules for one gradient, because torch asks in three ways: register_autograd for graphs that the dispatcher runs
+# (torch.compile, autocast, and callers of torch.ops.lla.forward), one autograd.Function for eager code, which would
+# otherwise spend 0.1 ms a call on the schema, and one for the backward pass inside torch.func, which differentiates it.
 
 def _no_double_backward(ctx, *_):
     raise RuntimeError("lla: second derivatives are not implemented (double backward through Local Linear Attention); "
@@ -122,8 +162,8 @@ class _TransformedBackward(torch.autograd.Function):
 
 
 def _keep(ctx, tensors, saved, options, report=None):
-    """What the backward pass needs. tensors: q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k; report: called with the
-    backward pass's row information, if given."""
+    """What the backward pass needs. tensors: q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k; options: those behind them;
+    report: called with the backward pass's row information, if given."""
     ctx.save_for_backward(*tensors, saved)
     ctx.options = options
     ctx.report = report
@@ -148,65 +188,50 @@ def _gradients(ctx, grad_o):
 
 
 def _setup_context(ctx, inputs, output):
-    *_, save, _ = inputs
+    tensors, rest = inputs[:5], inputs[5:]
     _, saved, row_info = output
-    _keep(ctx, inputs[:7], saved, inputs[7:-2])
-    ctx.has_saved = save
+    _keep(ctx, (*tensors, *rest[:2]), saved, rest[2:_OPTIONS])
+    ctx.has_saved = rest[-2]
     ctx.mark_non_differentiable(saved, row_info)
 
 
 def _forward_backward(ctx, grad_o, *_):
     if grad_o is not None and not ctx.has_saved:
         raise RuntimeError("lla::forward was called with save=False: nothing was kept for the backward pass")
-    return _gradients(ctx, grad_o) + (None,) * 15
+    return _gradients(ctx, grad_o) + (None,) * (_OPTIONS + len(NO_CACHE) + 2)
 
 
 torch.library.register_autograd("lla::forward", _forward_backward, setup_context=_setup_context)
 
 
-class _EagerForward(torch.autograd.Function):
-    """What register_autograd makes of the same functions, without the 0.1 ms a call it spends on the schema. `rest` are
-    the operator's arguments after x: torch looks at each argument of `apply` several times."""
+class _Attend(torch.autograd.Function):
+    """lla::forward with gradients, for eager code and torch.func. `rest` are the operator's arguments after x in one:
+    torch looks at each argument of `apply` several times."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx, q, k, v, ridge, x, rest, info, report):
-        with _below_autograd():
-            o, saved, row_info = forward(q, k, v, ridge, x, *rest, True, info)
-        _keep(ctx, (q, k, v, ridge, x, rest[0], rest[1]), saved, rest[2:], report)
-        if not info:
-            return o
-        ctx.mark_non_differentiable(row_info)
-        return o, row_info
+    def forward(q, k, v, ridge, x, rest, info, report):
+        with contextlib.nullcontext() if torch._C._are_functorch_transforms_active() else _below_autograd():
+            return forward(q, k, v, ridge, x, *rest, True, info)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        q, k, v, ridge, x, rest, _, report = inputs
+        _, saved, row_info = output
+        _keep(ctx, (q, k, v, ridge, x, *rest[:2]), saved, rest[2:_OPTIONS], report)
+        ctx.mark_non_differentiable(saved, row_info)
 
     @staticmethod
     def backward(ctx, grad_o, *_):
         return _gradients(ctx, grad_o) + (None, None, None)
 
 
-# Function.apply without its search for torch.func's wrappers, which run_forward has ruled out.
-_apply_eagerly = super(torch.autograd.Function, _EagerForward).apply
+# Function.apply without its search for torch.func's wrappers and for default arguments, which run_forward has ruled out.
+_apply_eagerly = super(torch.autograd.Function, _Attend).apply
 
 
-class _TransformedForward(torch.autograd.Function):
-    """The same once more in the form torch.func asks for, which is slower to call."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(q, k, v, ridge, x, rest, info):
-        return forward(q, k, v, ridge, x, *rest, True, info)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        *tensors, rest, _ = inputs
-        _, saved, row_info = output
-        _keep(ctx, (*tensors, rest[0], rest[1]), saved, rest[2:])
-        ctx.mark_non_differentiable(saved, row_info)
-
-    @staticmethod
-    def backward(ctx, grad_o, *_):
-        return _gradients(ctx, grad_o) + (None, None)
-
+# ---- the way to the operator -----------------------------------------------------------------------------------------
 
 def _is_dispatched(q):
     """Whether a call must go by the dispatcher's rules: traced and autocast code."""
@@ -220,26 +245,27 @@ def is_eager(q):
 
 
 def run_forward(args, save, info, report=None):
-    """(o, row information or None) by the shortest way: traced and autocast code by the dispatcher's rules, eager code
-    past them. args: what lla::inference takes, all of it. report: called by an eager call's backward pass with its row
-    information."""
+    """(o, row information or None). args: what lla::inference takes, all of it. report: called by an eager call's
+    backward pass with its row information. Three routes: by the dispatcher's rules where code is traced or autocast,
+    through an autograd.Function where gradients are wanted, and straight to the operator otherwise."""
     q = args[0]
     if _is_dispatched(q):
         o, _, row_info = forward(*args, save, info)
         return o, row_info
     try:
-        if torch._C._are_functorch_transforms_active():
-            o, _, row_info = _TransformedForward.apply(*args[:5], args[5:], info)
+        transformed = torch._C._are_functorch_transforms_active()
+        # A level of forward-mode differentiation is there for torch's error: there is no forward derivative.
+        if transformed or save or forward_ad._current_level >= 0:
+            apply = _Attend.apply if transformed else _apply_eagerly
+            o, _, row_info = apply(*args[:5], args[5:], info, report)
             return o, row_info
-        if save or forward_ad._current_level >= 0:  # the latter for torch's error: there is no forward derivative
-            result = _apply_eagerly(*args[:5], args[5:], info, report)
-            return result if info else (result, None)
-        if not info:  # has no autograd kernel to skip, and each argument left out saves 0.1 us
-            plain = args[5] is None and args[6:] == _DEFAULTS
-            return inference(*(args[:5] if plain else args)), None
-        with _below_autograd():
-            o, _, row_info = forward(*args, save, info)
-        return o, row_info
+        if info:
+            with _below_autograd():
+                o, _, row_info = forward(*args, save, info)
+            return o, row_info
+        # inference has no autograd kernel to skip, and each argument left out saves 0.1 us.
+        plain = args[5] is None and args[5:] == _DEFAULTS
+        return inference(*(args[:5] if plain else args)), None
     except RuntimeError as error:
         raise_ours(error)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from . import _case, _ops
 from ._errors import raise_ours
 
-STATUS_NAMES = ("ok", "max_iterations", "breakdown", "nan", "precision")
+STATUS_NAMES = ("ok", "max_iterations", "breakdown", "nan", "precision", "invalid")
 _SOLVERS = ("auto", "cg", "direct")
 
 
@@ -121,6 +121,10 @@ class _Call:
         self.grad_o = None
 
     @property
+    def cache(self):
+        return self.rest[_ops._OPTIONS:] or _ops.NO_CACHE
+
+    @property
     def packed(self):
         return self.rest[0] is not None
 
@@ -136,7 +140,7 @@ class _Watched(torch.autograd.Function):
         with _ops._below_autograd():
             o, saved, row_info = _ops.forward(q, k, v, ridge, x, *rest, True, True)
         looker.look("forward", _Call(q, k, v, ridge, x, rest), {"o": o}, row_info)
-        _ops._keep(ctx, (q, k, v, ridge, x, rest[0], rest[1]), saved, rest[2:])
+        _ops._keep(ctx, (q, k, v, ridge, x, rest[0], rest[1]), saved, rest[2:_ops._OPTIONS])
         ctx.looker = looker
         ctx.mark_non_differentiable(row_info)
         return o, row_info
@@ -269,6 +273,8 @@ def _head_inputs(call, found):
     head = 0 if head is None else head
     key_head = head if what in ("dk", "dv") else head // group
     head = key_head * group if what in ("dk", "dv") else head
+    if call.cache[0] is not None:
+        return _cached_inputs(call, position or 0, head, key_head, batch)
     if call.packed:
         rows, keys = _sequence(call, position or 0, what in ("dk", "dv"))
         q, k, v = call.q[rows, head], call.k[keys, key_head], call.v[keys, key_head]
@@ -277,15 +283,39 @@ def _head_inputs(call, found):
         batch = 0 if batch is None else batch
         q, k, v = call.q[batch, :, head], call.k[batch, :, key_head], call.v[batch, :, key_head]
         by_row = lambda t: t[batch, :, head]  # noqa: E731
-    inputs = {"q": q, "k": k, "v": v}
-    if call.x is not None:
-        inputs["x"] = by_row(call.x)
-    else:
-        ridge = call.ridge
-        inputs["ridge"] = ridge if ridge.dim() == 0 else ridge[head] if ridge.dim() == 1 else by_row(ridge)
+    inputs = {"q": q, "k": k, "v": v, **_given(call, head, by_row)}
     if call.grad_o is not None:
         inputs["grad_o"] = by_row(call.grad_o)
     return inputs
+
+
+def _given(call, head, by_row):
+    """x or the ridge of a head."""
+    if call.x is not None:
+        return {"x": by_row(call.x)}
+    ridge = call.ridge
+    return {"ridge": ridge if ridge.dim() == 0 else ridge[head] if ridge.dim() == 1 else by_row(ridge)}
+
+
+def _cached_inputs(call, position, head, key_head, batch):
+    """The same of a call over a cache: the keys that the sequence's rows may see."""
+    lengths, table, first_key, _ = call.cache
+    if call.packed:
+        starts = call.rest[0].tolist()
+        batch = max(i for i, start in enumerate(starts[:-1]) if start <= position)
+        by_row = lambda t: t[starts[batch]:starts[batch + 1], head]  # noqa: E731
+    else:
+        batch = 0 if batch is None else batch
+        by_row = lambda t: t[batch, :, head]  # noqa: E731
+    length, first = int(lengths[batch]), 0 if first_key is None else int(first_key[batch])
+
+    def keys(cache):
+        if table is not None:
+            pages = table[batch, :-(-length // cache.shape[1])].clamp(0, cache.shape[0] - 1).long()
+            cache = cache[pages].flatten(0, 1)[None]
+        return cache[batch if table is None else 0, first:length, key_head]
+
+    return {"q": by_row(call.q), "k": keys(call.k), "v": keys(call.v), **_given(call, head, by_row)}
 
 
 def _sequence(call, position, by_key):

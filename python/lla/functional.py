@@ -114,9 +114,9 @@ def _row_tensors(rows, shape):
 
 
 def attend(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options, return_info,
-           check=None, precision=None):
-    """The one way to the operator: (o, AttentionInfo or None). `options` comes from `_options`; check and precision as
-    in `lla_attention`."""
+           check=None, precision=None, batch_invariant=False, cache=_ops.NO_CACHE):
+    """The one way to the operator: (o, AttentionInfo or None). `options` comes from `_options`; check, precision and
+    batch_invariant as in `lla_attention`; cache: (seqlens_k, page_table, first_key, max_total_k) where k and v are one."""
     need_tensor("q", q)
     need_tensor("k", k)
     need_tensor("v", v)
@@ -127,7 +127,7 @@ def attend(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
     save = torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or (ridge if x is None else x).requires_grad)
     args = (q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, *options,
-            _allows_tf32(precision, q))
+            _allows_tf32(precision, q), batch_invariant, *cache)
     shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])
     backward = None
     if check is None and debug.default_check is None and debug.active_counts is None:
@@ -150,7 +150,7 @@ def lla_attention(
     q: Tensor, k: Tensor, v: Tensor, ridge: Ridge, *, scale: Optional[float] = None, causal: bool = True,
     window_size: Tuple[int, int] = (-1, -1), tol: Optional[float] = None, max_iterations: Optional[int] = None,
     solver: str = "auto", implementation: Optional[str] = None, return_info: bool = False, check: Optional[str] = None,
-    precision: Optional[str] = None,
+    precision: Optional[str] = None, batch_invariant: bool = False,
 ):
     """Local Linear Attention: each query's output is a ridge regression of values on keys, weighted by softmax.
 
@@ -165,10 +165,12 @@ def lla_attention(
     precision of float32 tensors on their way into products: "full", or "tf32" for the tensor cores' eleven bits (outputs
     stay float32; tol is then 1e-3 unless given). None: as torch.backends.cuda.matmul.fp32_precision says.
     return_info: return (o, AttentionInfo).
+    batch_invariant: a sequence's bits do not depend on what else is in the batch.
     check: "raise" or "warn" at the first output or gradient that is not finite and the first solve that did not end
     well, saving its inputs (see `lla.debug`; it waits for the device). None: as the environment's LLA_CHECK says."""
     options = _options(scale, causal, window_size, tol, max_iterations, solver, implementation)
-    o, info = attend(q, k, v, ridge, None, None, None, 0, 0, options, return_info, check, precision)
+    o, info = attend(q, k, v, ridge, None, None, None, 0, 0, options, return_info, check, precision,
+                     batch_invariant)
     return (o, info) if return_info else o
 
 
@@ -190,7 +192,7 @@ def lla_attention_varlen(
     max_seqlen_k: int, *, scale: Optional[float] = None, causal: bool = True, window_size: Tuple[int, int] = (-1, -1),
     tol: Optional[float] = None, max_iterations: Optional[int] = None, solver: str = "auto",
     implementation: Optional[str] = None, return_info: bool = False, check: Optional[str] = None,
-    precision: Optional[str] = None,
+    precision: Optional[str] = None, batch_invariant: bool = False,
 ):
     """`lla_attention` of sequences packed one after the other: q (total_q, Hq, D), k (total_k, Hkv, D), and so on.
 
@@ -203,19 +205,19 @@ def lla_attention_varlen(
     _check_max_seqlen("max_seqlen_k", max_seqlen_k)
     options = _options(scale, causal, window_size, tol, max_iterations, solver, implementation)
     o, info = attend(q, k, v, ridge, None, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, options, return_info,
-                     check, precision)
+                     check, precision, batch_invariant)
     return (o, info) if return_info else o
 
 
 def parallax_attention(
     q: Tensor, k: Tensor, v: Tensor, x: Tensor, *, scale: Optional[float] = None, causal: bool = True,
     window_size: Tuple[int, int] = (-1, -1), implementation: Optional[str] = None, check: Optional[str] = None,
-    precision: Optional[str] = None,
+    precision: Optional[str] = None, batch_invariant: bool = False,
 ):
     """Attention with a given correction x (B, Lq, Hq, D) instead of a solve: o = sum_j p_j (1 + (k_j - mean k).x) v_j.
     x = 0 is softmax attention. check and precision as in `lla_attention`."""
     options = _options(scale, causal, window_size, None, None, "auto", implementation)
-    return attend(q, k, v, None, x, None, None, 0, 0, options, False, check, precision)[0]
+    return attend(q, k, v, None, x, None, None, 0, 0, options, False, check, precision, batch_invariant)[0]
 
 
 def lla_attention_bhld(q: Tensor, k: Tensor, v: Tensor, ridge: Ridge, **options):

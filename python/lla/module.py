@@ -10,21 +10,61 @@ from .kvcache import lla_attention_with_kvcache
 
 
 class KVCache:
-    """Keys and values of one layer for generation: preallocated, filled from the left, all sequences equally long."""
+    """Keys and values of one layer for generation: preallocated, every sequence filled from the left to a length of its
+    own. `seqlens` (int32, (batch,), where the keys are) holds the lengths; `first_key`, None or alike, hides left padding.
+
+    page_size: None keeps (batch, capacity, heads, dim) for each of k and v. A number keeps pages of so many positions,
+    (pages, page_size, heads, dim), and a page_table (batch, n): by default each sequence has pages of its own; with
+    `pages` fewer (or more), the table starts at -1 and is the caller's to fill, who may let sequences share pages."""
 
     def __init__(self, batch: int, capacity: int, num_kv_heads: int, head_dim: int, *, value_dim: Optional[int] = None,
-                 device=None, dtype=None):
+                 page_size: Optional[int] = None, pages: Optional[int] = None, device=None, dtype=None):
         value_dim = head_dim if value_dim is None else value_dim
-        self.k = torch.zeros(batch, capacity, num_kv_heads, head_dim, device=device, dtype=dtype)
-        self.v = torch.zeros(batch, capacity, num_kv_heads, value_dim, device=device, dtype=dtype)
-        self.length = 0
+        if pages is not None and page_size is None:
+            raise ValueError("pages is given without page_size")
+        if page_size is None:
+            slots = (batch, capacity)
+        else:
+            if page_size < 1:
+                raise ValueError(f"page_size must be at least 1, not {page_size}")
+            width = -(-capacity // page_size)
+            slots = (batch * width if pages is None else pages, page_size)
+            self.page_table = torch.arange(batch * width, dtype=torch.int32, device=device).view(batch, width)
+            if pages is not None:
+                self.page_table.fill_(-1)
+        self.k = torch.zeros(*slots, num_kv_heads, head_dim, device=device, dtype=dtype)
+        self.v = torch.zeros(*slots, num_kv_heads, value_dim, device=device, dtype=dtype)
+        self.seqlens = torch.zeros(batch, dtype=torch.int32, device=device)
+        self.capacity = capacity
+        self._longest = 0
+
+    page_table: Optional[Tensor] = None
+    first_key: Optional[Tensor] = None
 
     @property
-    def capacity(self) -> int:
-        return self.k.shape[1]
+    def length(self) -> int:
+        """What the host knows of the lengths: none is above it."""
+        return self._longest
 
-    def reset(self):
-        self.length = 0
+    def grown(self, tokens) -> int:
+        """The bound after so many new tokens; raises where they do not fit."""
+        if self._longest + tokens > self.capacity:
+            raise ValueError(f"cache_seqlens: {self._longest} positions and {tokens} new ones do not fit a cache of "
+                             f"{self.capacity}")
+        return self._longest + tokens
+
+    def advance(self, tokens, longest: int):
+        """Counts new tokens, a number or one per sequence, of which none has more than `longest`."""
+        self.seqlens += tokens
+        self._longest = min(self._longest + longest, self.capacity)
+
+    def reset(self, sequences: Optional[Tensor] = None):
+        """Empties the cache, or the sequences of an index or mask."""
+        if sequences is None:
+            self.seqlens.zero_()
+            self._longest = 0
+        else:
+            self.seqlens[sequences] = 0
 
 
 class RotaryEmbedding(nn.Module):
@@ -58,7 +98,8 @@ class LocalLinearAttention(nn.Module):
     The other options are those of `lla_attention`.
 
     forward(x (B, L, embed_dim)) -> (B, L, embed_dim). With a `KVCache` (see `make_cache`) x continues the cached
-    sequence and the cache is extended in place, under torch.no_grad(). With cu_seqlens, x is (total, embed_dim)."""
+    sequence and the cache is extended in place, under torch.no_grad(). With cu_seqlens, x is (total, embed_dim); with a
+    cache too, each sequence gets as many tokens as its part of x has."""
 
     def __init__(self, embed_dim: int, num_heads: int, num_kv_heads: Optional[int] = None,
                  head_dim: Optional[int] = None, *, ridge: str = "head", ridge_bias: bool = True,
@@ -107,11 +148,13 @@ class LocalLinearAttention(nn.Module):
         return (f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}, "
                 f"ridge={self.ridge!r}, ridge_min={self.ridge_min}")
 
-    def make_cache(self, batch: int, capacity: int, *, device=None, dtype=None) -> KVCache:
-        """An empty cache for `batch` sequences of up to `capacity` tokens, by default where the weights are."""
+    def make_cache(self, batch: int, capacity: int, *, page_size: Optional[int] = None, pages: Optional[int] = None,
+                   device=None, dtype=None) -> KVCache:
+        """An empty cache for `batch` sequences of up to `capacity` tokens, by default where the weights are; paged where
+        a page_size is given (see `KVCache`)."""
         weight = self.k_proj.weight
-        return KVCache(batch, capacity, self.num_kv_heads, self.head_dim, device=device or weight.device,
-                       dtype=dtype or weight.dtype)
+        return KVCache(batch, capacity, self.num_kv_heads, self.head_dim, page_size=page_size, pages=pages,
+                       device=device or weight.device, dtype=dtype or weight.dtype)
 
     def compute_ridge(self, x: Tensor) -> Tensor:
         """lambda of each token, (..., L, H) or (..., L, H, D), in float32 (float64 for float64 layers)."""
@@ -137,8 +180,8 @@ class LocalLinearAttention(nn.Module):
         """positions (L,) or (B, L) are used by rope only; by default they count from the cached length, or from the
         start of each packed sequence. cu_seqlens (int32) and max_seqlen: x is packed, (total, embed_dim)."""
         packed = cu_seqlens is not None
-        if packed and (cache is not None or max_seqlen is None):
-            raise ValueError("cu_seqlens needs max_seqlen and excludes cache")
+        if packed and max_seqlen is None:
+            raise ValueError("cu_seqlens needs max_seqlen")
         if x.dim() != (2 if packed else 3):
             raise ValueError(f"x has {x.dim()} dimensions, not "
                              + ("(total, embed_dim)" if packed else "(batch, length, embed_dim)"))
@@ -146,19 +189,33 @@ class LocalLinearAttention(nn.Module):
             positions = self._default_positions(x, cache, cu_seqlens)
         q, k, v = self._project(x, positions)
         ridge = self.compute_ridge(x)
-        if packed:
+        if cache is not None:
+            o = self._attend_cache(q, k, v, ridge, cache, cu_seqlens, max_seqlen)
+        elif packed:
             o = lla_attention_varlen(q, k, v, ridge, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, **self.options)
-        elif cache is None:
-            o = lla_attention(q, k, v, ridge, **self.options)
         else:
-            o = lla_attention_with_kvcache(q, cache.k, cache.v, ridge, k, v, cache_seqlens=cache.length, **self.options)
-            cache.length += x.shape[1]
+            o = lla_attention(q, k, v, ridge, **self.options)
         return self.o_proj(o.flatten(-2))
+
+    def _attend_cache(self, q, k, v, ridge, cache, cu_seqlens, max_seqlen):
+        longest = q.shape[1] if cu_seqlens is None else max_seqlen
+        bound = cache.grown(longest) if cu_seqlens is None else min(cache.length + longest, cache.capacity)
+        o = lla_attention_with_kvcache(q, cache.k, cache.v, ridge, k, v, cache_seqlens=cache.seqlens,
+                                       page_table=cache.page_table, first_key=cache.first_key, cu_seqlens_q=cu_seqlens,
+                                       max_seqlen_q=max_seqlen, max_seqlen_k=bound, **self.options)
+        cache.advance(longest if cu_seqlens is None else cu_seqlens[1:] - cu_seqlens[:-1], longest)
+        return o
 
     @staticmethod
     def _default_positions(x, cache, cu_seqlens):
+        """Of each token in its own sequence; left padding does not count."""
+        start = None if cache is None else cache.seqlens
+        if start is not None and cache.first_key is not None:
+            start = start - cache.first_key
         if cu_seqlens is None:
-            start = 0 if cache is None else cache.length
-            return torch.arange(start, start + x.shape[1], device=x.device)
+            steps = torch.arange(x.shape[1], device=x.device)
+            return steps if start is None else start[:, None] + steps
         token = torch.arange(x.shape[0], device=x.device, dtype=cu_seqlens.dtype)
-        return token - cu_seqlens[torch.searchsorted(cu_seqlens, token, right=True) - 1]
+        sequence = torch.searchsorted(cu_seqlens, token, right=True) - 1
+        position = token - cu_seqlens[sequence]
+        return position if start is None else position + start[sequence.clamp(max=len(start) - 1)]

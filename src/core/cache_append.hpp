@@ -10,10 +10,10 @@ namespace lla::core {
 struct CacheAppendCall {
   Device device = Device::cpu;
   int device_index = 0;
-  int32_t width = 0;              // bytes of an element
+  int32_t width = 0;               // bytes of an element
   Operand k, v, k_cache, v_cache;  // caches: (page or sequence, slot, head, channel)
-  KeyCache cache;                 // lengths before the call; pages and table. Lengths are null where slots are given
-  const int64_t* slots = nullptr;       // one per token: page * slots_per_page + slot, or -1
+  KeyCache cache;                  // lengths before the call; pages and table. Lengths are null where slots are given
+  const int64_t* slots = nullptr;  // one per token: page * slots_per_page + slot, or -1
   const int32_t* cu_seqlens = nullptr;  // null: every sequence has `length` new tokens
   int32_t* status = nullptr;            // per sequence, or per token with slots
   int64_t slots_per_page = 0;

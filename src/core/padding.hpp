@@ -29,8 +29,8 @@ struct Padding {
   int count = 0;
   const int32_t* last_q = nullptr;  // the last entries of cu_seqlens, where those are
   const int32_t* last_k = nullptr;
-  // Over a cache cu_seqlens_q may hold anything: rows behind its largest entry belong to no sequence. These many entries
-  // before last_q count too.
+  // Over a cache cu_seqlens_q may hold anything: rows behind its largest entry belong to no sequence. These many
+  // entries before last_q count too.
   int64_t more_entries = 0;
 
   template <class Call>

@@ -38,14 +38,14 @@ struct Problem {
   int device_index = 0;
   DType dtype = DType::f32;      // q, k, v
   DType out_dtype = DType::f32;  // o, or the gradients of q, k, v, x
-  bool packed = false;   // queries, and keys too unless they are in a cache
-  bool cache = false;    // k and v are a cache (KeyCache)
-  int64_t batch = 0;     // sequences
-  int64_t seqlen_q = 0;  // longest sequence when packed
-  int64_t seqlen_k = 0;  // in a cache: bound of the lengths
-  int64_t total_q = 0;   // rows of q over all sequences: batch * seqlen_q unless packed
-  int64_t total_k = 0;   // in a cache: bound of the keys of all sequences that do not decode
-  int64_t page_size = 0;  // of a cache; 0: contiguous
+  bool packed = false;           // queries, and keys too unless they are in a cache
+  bool cache = false;            // k and v are a cache (KeyCache)
+  int64_t batch = 0;             // sequences
+  int64_t seqlen_q = 0;          // longest sequence when packed
+  int64_t seqlen_k = 0;          // in a cache: bound of the lengths
+  int64_t total_q = 0;           // rows of q over all sequences: batch * seqlen_q unless packed
+  int64_t total_k = 0;           // in a cache: bound of the keys of all sequences that do not decode
+  int64_t page_size = 0;         // of a cache; 0: contiguous
   int64_t heads_q = 0;
   int64_t heads_kv = 0;
   int64_t dim = 0;
@@ -104,8 +104,8 @@ struct KeyCache {
 };
 
 // Offsets, in elements, of the sections of the saved vector (documented at lla_forward_sizes).
-// The vectors come first: where head dimensions are multiples of 4 or 8, they begin at 16 bytes. Every row takes equally
-// much, so that the size is a multiple of the rows (python/lla/_ops.py counts on it for symbolic lengths).
+// The vectors come first: where head dimensions are multiples of 4 or 8, they begin at 16 bytes. Every row takes
+// equally much, so that the size is a multiple of the rows (python/lla/_ops.py counts on it for symbolic lengths).
 struct SavedLayout {
   int64_t max, omega, mean_k, mean_v, x, size;
 

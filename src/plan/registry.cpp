@@ -46,13 +46,18 @@ Status make_plan(const Problem& p, const Machine& m, const char* wanted, Plan& p
     plan.implementation = i;
     return {};
   }
-  std::string reasons;  // gathered only now: calls that find someone need no text
+  // Gathered only now: calls that find someone need no text. Without a device all of CUDA's have the one reason.
+  const bool no_device = p.device == Device::cuda && !m.cuda.present;
+  bool known = false;
+  std::string reasons = no_device ? cat("no CUDA device: ", m.cuda.absent_reason) : "";
   for (const Implementation* i : implementations()) {
-    if (asked(i)) reasons += cat(reasons.empty() ? "" : "; ", i->name, ": ", refusal(*i, p, m));
+    if (!asked(i)) continue;
+    known = true;
+    if (no_device && i->device == Device::cuda) continue;
+    reasons += cat(reasons.empty() ? "" : "; ", i->name, ": ", refusal(*i, p, m));
   }
-  if (reasons.empty())
+  if (!known)
     return invalid(cat("options.implementation: \"", wanted, "\" is not in this build, which has ", known_names()));
-  if (p.device == Device::cuda && !m.cuda.present) reasons += cat("; no CUDA device: ", m.cuda.absent_reason);
   return {LLA_UNSUPPORTED, "no implementation takes this problem (" + reasons + ")"};
 }
 

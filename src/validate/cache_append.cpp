@@ -150,8 +150,8 @@ Status check_places(const CacheAppendCall& c) {
   std::sort(places.begin(), places.end());
   const auto twice = std::adjacent_find(places.begin(), places.end());
   if (twice == places.end()) return {};
-  return invalid(cat(c.slots ? "slots: two tokens" : "page_table: new tokens of two sequences", " go to slot ",
-                     *twice % c.slots_per_page, " of page ", *twice / c.slots_per_page));
+  return invalid(cat(c.slots ? "slots: two tokens" : "page_table: new tokens of two sequences",
+                     " have the same place, slot ", *twice % c.slots_per_page, " of page ", *twice / c.slots_per_page));
 }
 
 }  // namespace
@@ -164,9 +164,12 @@ Status validate(const lla_cache_append_args& a, CacheAppendCall& call) {
   }
   LLA_RETURN_IF_ERROR(present(a.seqlens) ? read_lengths(a, call) : read_slots(a, call));
   LLA_RETURN_IF_ERROR(read_status(a, call));
-  const NamedTensor read[] = {{"k", a.k},         {"v", a.v},
-                              {"seqlens", a.seqlens}, {"slots", a.slots},
-                              {"page_table", a.page_table}, {"cu_seqlens", a.cu_seqlens}};
+  const NamedTensor read[] = {{"k", a.k},
+                              {"v", a.v},
+                              {"seqlens", a.seqlens},
+                              {"slots", a.slots},
+                              {"page_table", a.page_table},
+                              {"cu_seqlens", a.cu_seqlens}};
   const NamedTensor written[] = {{"k_cache", a.k_cache}, {"v_cache", a.v_cache}, {"status", a.status}};
   LLA_RETURN_IF_ERROR(distinct(read, written));
   return call.device == Device::cpu ? check_places(call) : Status();

@@ -102,8 +102,8 @@ Status read_cache(const lla_forward_args& a, Pointers pointers, ForwardCall& cal
     if (on_host(a.cu_seqlens_q)) LLA_RETURN_IF_ERROR(check_cu_seqlens(cu, p.total_q, "max_seqlen_q", p.seqlen_q));
   } else {
     if (a.max_seqlen_q != 0) {
-      return invalid(cat("max_seqlen_q: ", a.max_seqlen_q,
-                         " is given without cu_seqlens_q; it belongs to packed sequences only"));
+      return invalid(
+          cat("max_seqlen_q: ", a.max_seqlen_q, " is given without cu_seqlens_q; it belongs to packed sequences only"));
     }
     if (a.q.size[0] != p.batch)
       return invalid(cat("seqlens_k: has ", p.batch, " entries, but q has batch ", a.q.size[0]));
@@ -135,8 +135,8 @@ Status check_pages(const KeyCache& cache, int64_t b, int64_t begin, int64_t end)
   for (int64_t entry = begin / cache.page_size; entry <= (end - 1) / cache.page_size; ++entry) {
     const int64_t page = cache.table[b * cache.table_stride + entry];
     if (!cache.has_page(page)) {
-      return invalid(cat("page_table: sequence ", b, " uses page ", page, " (its entry ", entry, "), but there are ",
-                         cache.pages, " pages"));
+      return invalid(cat("page_table: sequence ", b, " has page ", page, " in use (its entry ", entry,
+                         "), but there are pages 0 to ", cache.pages - 1));
     }
   }
   return {};

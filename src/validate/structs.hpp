@@ -54,8 +54,7 @@ struct Complete {
   Status read(const Args* given, const char* init) {
     if (given == nullptr) return invalid("args: is null");
     LLA_RETURN_IF_ERROR(read_sized("args", init, *given, args));
-    if (args.options != nullptr)
-      LLA_RETURN_IF_ERROR(read_sized("options", "lla_options_init", *args.options, options));
+    if (args.options != nullptr) LLA_RETURN_IF_ERROR(read_sized("options", "lla_options_init", *args.options, options));
     args.options = &options;
     return {};
   }

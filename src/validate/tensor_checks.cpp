@@ -58,7 +58,8 @@ Status check_view(const NamedTensor& arg, Pointers pointers) {
       return invalid(cat(arg.name, ": stride of dimension ", i, " is ", t.stride[i], ", must not be negative"));
   }
   if (!fits(t))
-    return invalid(cat(arg.name, ": shape ", shape_text(t), " with its strides spans more bytes than an address can count"));
+    return invalid(
+        cat(arg.name, ": shape ", shape_text(t), " with its strides spans more bytes than an address can count"));
   if (pointers == Pointers::required && t.data == nullptr && !empty(t)) {
     return invalid(cat(arg.name, ": data is null but the shape ", shape_text(t), " is not empty"));
   }

@@ -90,9 +90,9 @@ Status check_countable(const Problem& p) {
   LLA_RETURN_IF_ERROR(check("q", p.packed, p.packed ? "sequences, total_q, Hq, D, Dv" : "B, Lq, Hq, D, Dv", p.seqlen_q,
                             p.total_q, p.heads_q));
   return check("k", p.packed_keys(),
-               p.cache          ? "B, longest, Hkv, D, Dv"
+               p.cache    ? "B, longest, Hkv, D, Dv"
                : p.packed ? "sequences, total_k, Hkv, D, Dv"
-                                : "B, Lk, Hkv, D, Dv",
+                          : "B, Lk, Hkv, D, Dv",
                p.seqlen_k, p.total_k, p.heads_kv);
 }
 
@@ -101,7 +101,9 @@ Status check_countable(const Problem& p) {
 bool has_cache(const lla_forward_args& a) { return present(a.seqlens_k); }
 constexpr bool has_cache(const lla_backward_args&) { return false; }
 constexpr Status read_cache(const lla_backward_args&, Pointers, BackwardCall&) { return {}; }
-int64_t bound_total(const lla_forward_args& a, int64_t all) { return a.max_total_k > 0 ? std::min(a.max_total_k, all) : all; }
+int64_t bound_total(const lla_forward_args& a, int64_t all) {
+  return a.max_total_k > 0 ? std::min(a.max_total_k, all) : all;
+}
 constexpr int64_t bound_total(const lla_backward_args&, int64_t all) { return all; }
 
 // What says where a cache's keys are belongs to a cache.
@@ -183,7 +185,8 @@ Status read_sizes(const Args& a, Pointers pointers, Call& call) {
     LLA_RETURN_IF_ERROR(read_cache(a, pointers, call));
   } else if (p.packed) {
     p.total_k = ks[0];
-    LLA_RETURN_IF_ERROR(read_packing({a.q, a.cu_seqlens_q, a.cu_seqlens_k, a.max_seqlen_q, a.max_seqlen_k}, pointers, p));
+    LLA_RETURN_IF_ERROR(
+        read_packing({a.q, a.cu_seqlens_q, a.cu_seqlens_k, a.max_seqlen_q, a.max_seqlen_k}, pointers, p));
   } else {
     if (a.max_seqlen_q != 0 || a.max_seqlen_k != 0) {
       return invalid(cat("max_seqlen_",
@@ -426,7 +429,7 @@ Status validate(const lla_backward_args& a, Pointers pointers, BackwardCall& cal
     first = false;
     LLA_RETURN_IF_ERROR(check_dtype(t, {p.out_dtype}, name(p.out_dtype), " like the other gradients"));
     LLA_RETURN_IF_ERROR(check_writable(t));
-    }
+  }
   if (present(a.dq)) LLA_RETURN_IF_ERROR(check_rows(dq, p, p.dim, "D"));
   if (present(a.dk)) LLA_RETURN_IF_ERROR(check_keys(dk, p, p.dim, "D"));
   if (present(a.dv)) LLA_RETURN_IF_ERROR(check_keys(dv, p, p.value_dim, "Dv"));

@@ -95,7 +95,7 @@ TEST_P(Faults, RowsBehindTheLastSequenceAreZeroAndNeverRead) {
         const Forward want = forward(exact, inputs), got = forward(longer, more);
         expect("o", got.o, want.o, kQueries, kPaddedQueries);
         expect_info(got.info, want.info);
-        const auto expect_section = [&](int64_t lla_forward_sizes::* offset, int64_t channels) {
+        const auto expect_section = [&](int64_t lla_forward_sizes::*offset, int64_t channels) {
           const auto section = [&](const Forward& of, int64_t total) {
             const auto first = of.saved.begin() + of.sizes.*offset;
             return by_position(std::vector<double>(first, first + 4 * total * channels), 4, total, channels);

@@ -560,18 +560,19 @@ TEST_P(Semantics, SavedHoldsTheDocumentedSections) {
   const Forward want = run_forward(f64, inputs, "reference");
   ASSERT_EQ(got.saved.size(), want.saved.size());
   constexpr int64_t kRows = 102;
-  const auto section = [](const Forward& of, int64_t lla_forward_sizes::* offset, int64_t width) {
+  const auto section = [](const Forward& of, int64_t lla_forward_sizes::*offset, int64_t width) {
     const auto first = of.saved.begin() + of.sizes.*offset;
     return std::vector<double>(first, first + kRows * width);
   };
-  const auto max = section(got, &lla_forward_sizes::saved_max, 1), omega = section(got, &lla_forward_sizes::saved_omega, 1),
+  const auto max = section(got, &lla_forward_sizes::saved_max, 1),
+             omega = section(got, &lla_forward_sizes::saved_omega, 1),
              want_max = section(want, &lla_forward_sizes::saved_max, 1),
              want_omega = section(want, &lla_forward_sizes::saved_omega, 1);
   for (size_t r = 0; r < static_cast<size_t>(kRows); ++r) {
     EXPECT_EQ(max[r], std::rint(max[r])) << "max is an integer";
     EXPECT_NEAR(omega[r] * std::exp2(max[r]) / (want_omega[r] * std::exp2(want_max[r])), 1, 1e-5) << "omega";
   }
-  const auto error = [&](int64_t lla_forward_sizes::* offset, int64_t width) {
+  const auto error = [&](int64_t lla_forward_sizes::*offset, int64_t width) {
     return relative_error(section(got, offset, width), section(want, offset, width));
   };
   EXPECT_LE(error(&lla_forward_sizes::saved_mean_k, spec.dim), 1e-4);

@@ -121,7 +121,7 @@ TEST(Sm90Backward, PowersOfTwoGoBeyondFloats) {
 // All values zero: b is zero, and G alone must decide the scale, whatever its size.
 TEST(Sm90Backward, HeadsWithoutValuesFollowTheGradient) {
   for (const int m : {-100, 0, 60}) {
-    const RowExponents row = row_exponents(1, 2 + m, 3, kNoExponent, 5 + m, 6, kNoExponent, 2, kNoExponent, 0);
+    const RowExponents row = row_exponents(1, 2 + m, 3, kNoExponent, 5 + m, 6, kNoExponent, 2, kNoExponent, 0, kNoEnergy);
     uint32_t bounds[kHeadBounds];
     row_bounds(bounds, row);
     HeadBounds head{};
@@ -129,7 +129,7 @@ TEST(Sm90Backward, HeadsWithoutValuesFollowTheGradient) {
     const HeadExponents of(head, 0.125f, 12, 0);
     EXPECT_EQ(2 + m + of.row_alpha(row) + of.g, 15) << "G fills fp16, m " << m;
     EXPECT_LE(3 + of.row_beta(row) + of.rows, 15) << "x";
-    EXPECT_LE(1 + of.row_alpha_beta(row) + of.q, 15) << "q";
+    EXPECT_LE(1 + of.row_both(row) + of.q, 15) << "q";
   }
 }
 
@@ -155,7 +155,8 @@ TEST(Sm90Backward, OperandsOfAnyRowsFitHalfPrecision) {
       const auto size = [&] { return draw(0, 9) == 0 ? kNoExponent : draw(-spread, spread); };
       const int q = size(), g = size(), x = size(), y = size();
       const auto norm = [&](int e) { return plus(e, draw(0, 4)); };
-      rows.push_back(row_exponents(q, g, x, y, norm(g), norm(x), norm(y), key_norm, value_norm, draw(-16, 0)));
+      rows.push_back(row_exponents(q, g, x, y, norm(g), norm(x), norm(y), key_norm, value_norm, draw(-16, 0),
+                                   draw(0, 3) == 0 ? kNoEnergy : draw(1, 30)));
       uint32_t of_row[kHeadBounds];
       row_bounds(of_row, rows.back());
       uint32_t* const fields = reinterpret_cast<uint32_t*>(&bounds);
@@ -164,10 +165,11 @@ TEST(Sm90Backward, OperandsOfAnyRowsFitHalfPrecision) {
     const HeadExponents head(bounds, scale, key_scale, value_scale);
     int largest = kNoExponent;
     for (const RowExponents& r : rows) {
-      const int alpha = head.row_alpha(r), beta = head.row_beta(r), both = head.row_alpha_beta(r);
+      const int alpha = head.row_alpha(r), beta = head.row_beta(r), both = head.row_both(r);
       EXPECT_GE(alpha, r.alpha);
       EXPECT_GE(beta, r.beta);
-      EXPECT_GE(both, alpha + beta);
+      EXPECT_GE(both, r.both);
+      EXPECT_LE(r.both, plus(r.alpha, r.beta));
       const int sizes[] = {plus(r.q, both + head.q), plus(r.g, alpha + head.g), plus(r.x, beta + head.rows),
                            plus(r.y, alpha + head.rows)};
       for (const int e : sizes) {

@@ -28,6 +28,57 @@ TEST(Sm90Plan, Takes) {
   for (int64_t dim : {8, 32, 64, 80, 96, 112, 128}) EXPECT_EQ(refuse(problem(2, 4, 1000, dim), kH200), "") << dim;
 }
 
+TEST(Sm90Plan, DecidesWhenRowsStop) {
+  core::Problem p = problem(2, 4, 1000, 128);
+  p.tolerance = 1e-3;
+  const SolveLimits forward = solve_limits(p);
+  EXPECT_EQ(forward.tolerance, 1e-3);
+  EXPECT_EQ(forward.few_keys_tolerance, 1e-3);
+  EXPECT_EQ(forward.split_passes, 32);
+  EXPECT_EQ(forward.sum_error, 0.25e-3);
+  p.operation = core::Operation::backward;
+  const SolveLimits backward = solve_limits(p);
+  EXPECT_FLOAT_EQ(static_cast<float>(backward.tolerance * backward.tolerance), 0.81e-6f);
+  EXPECT_FLOAT_EQ(static_cast<float>(backward.few_keys_tolerance * backward.few_keys_tolerance), 0.25e-6f);
+  EXPECT_EQ(backward.few_keys_iterations, 3);
+}
+
+TEST(Sm90Plan, DecidesHowManyHeadsAreSideBySide) {
+  core::Problem p = problem(2, 4, 4096, 128);  // 6 MiB of operands a head
+  p.operation = core::Operation::backward;
+  EXPECT_EQ(heads_together(p), 4);
+  p.ridge = core::RidgeShape::none;  // 4 MiB
+  EXPECT_EQ(heads_together(p), 6);
+  EXPECT_EQ(heads_together(problem(2, 4, 64, 64)), 8) << "not more than there are";
+  EXPECT_EQ(heads_together(problem(1, 1, 1 << 20, 128)), 1);
+}
+
+TEST(Sm90Plan, ChoosesTheKernelForFewKeys) {
+  core::Problem p = problem(2, 4, 256, 128);
+  p.ridge = core::RidgeShape::none;
+  EXPECT_TRUE(sees_few_keys(p));
+  p = problem(2, 4, 257, 128);
+  EXPECT_FALSE(sees_few_keys(p));
+  p.mask = {100, 0};
+  EXPECT_TRUE(sees_few_keys(p)) << "of a window";
+}
+
+TEST(Sm90Plan, PrintsWhatItDecided) {
+  core::Problem p = problem(2, 4, 1000, 128);
+  const auto printed = [&](const core::Problem& of) {
+    std::string text;
+    for (const auto& [key, value] : notes(of, kH200, plan(of, kH200))) text += key + ": " + value + "\n";
+    return text;
+  };
+  EXPECT_NE(printed(p).find("rows stop at: residual 0.001"), std::string::npos) << printed(p);
+  EXPECT_NE(printed(p).find("products in two parts"), std::string::npos);
+  p.operation = core::Operation::backward;
+  EXPECT_NE(printed(p).find("heads side by side: 8"), std::string::npos) << printed(p);
+  p = problem(2, 4, 100, 64);
+  p.ridge = core::RidgeShape::none;
+  EXPECT_NE(printed(p).find("kernel: for few keys"), std::string::npos) << printed(p);
+}
+
 TEST(Sm90Plan, RefusesWithAReason) {
   core::Problem p = problem(2, 4, 1000, 128);
   p.dtype = DType::f32;

@@ -1,5 +1,5 @@
-// The support matrix of the README, cell by cell, against what the implementations say themselves (for an H200, so that the
-// GPU columns are tested on any machine that compiled them).
+// The support matrix of the README, cell by cell, against what the implementations say themselves (for an H200, so that
+// the GPU columns are tested on any machine that compiled them).
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -32,7 +32,10 @@ const Feature kFeatures[] = {
     {"D a multiple of 8 up to 128", [](Problem& p) { p.dim = p.value_dim = 80; }},
     {"any D from 1 to 256", [](Problem& p) { p.dim = p.value_dim = 201; }},
     {"Dv ≠ D", [](Problem& p) { p.value_dim = 128; }},
-    {"causal, full, sliding window", [](Problem& p) { p.mask = {100, 20}; }},
+    {"causal, full, sliding window",
+     [](Problem& p) {
+       p.mask = {100, 20};
+     }},
     {"Lq ≠ Lk", [](Problem& p) { p.seqlen_q = p.total_q = 77; }},
     {"GQA, MQA", [](Problem& p) { p.heads_kv = 2; }},
     {"packed sequences",

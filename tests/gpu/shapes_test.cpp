@@ -145,7 +145,7 @@ TEST_P(GpuShapes, IterationsAreCountedAndBounded) {
   const Forward all = run_forward(spec, inputs, implementation());
   for (size_t i = 1; i < all.info.residual.size(); ++i) {
     if (all.info.status[i] != LLA_ROW_OK) continue;
-    EXPECT_LE(all.info.residual[i], 1.001 * spec.tolerance()) << i;
+    EXPECT_LE(all.info.residual[i], most_told(implementation(), spec)) << i;
   }
 }
 

@@ -1,4 +1,5 @@
 """Gradients, torch.compile, autocast, and torch's own checks of operator registrations."""
+import inspect
 import math
 
 import pytest
@@ -8,7 +9,8 @@ from torch.autograd import forward_ad
 
 import lla
 
-OPTIONS = (None, None, 0, 0, None, True, -1, -1, 1e-12, 0, "direct", None, False)
+OPTIONS = (None, None, 0, 0, None, True, -1, -1, 1e-12, 0, "direct", None, False, False)
+CACHE = (None, None, None, 0)
 
 
 def leaves(*tensors):
@@ -43,13 +45,13 @@ def test_opcheck(device, given_x, packed):
         options = (cu, cu, 4, 4, *OPTIONS[4:])
     last = (None, torch.randn_like(q)) if given_x else (ridge, None)
     args = leaves(q, k, v, *last)
-    torch.library.opcheck(torch.ops.lla.forward.default, (*args, *options, True, True))
-    o, saved, *_ = torch.ops.lla.forward(*args, *options, True, False)
+    torch.library.opcheck(torch.ops.lla.forward.default, (*args, *options, *CACHE, True, True))
+    o, saved, *_ = torch.ops.lla.forward(*args, *options, *CACHE, True, False)
     plain = [t.detach() if t is not None else None for t in args]
     torch.library.opcheck(torch.ops.lla.backward.default,
                           (torch.randn_like(o), *plain, saved, *options, True, True, False, True, True))
     torch.library.opcheck(torch.ops.lla.inference.default, (*plain, *options))
-    torch.library.opcheck(torch.ops.lla.plan.default, (*plain, *options, False),
+    torch.library.opcheck(torch.ops.lla.plan.default, (*plain, *options, *CACHE, False),
                           test_utils=("test_schema", "test_faketensor"))
 
 
@@ -129,8 +131,11 @@ def test_forward_derivatives_are_refused(device):
 
 def test_left_out_arguments_are_the_defaults():
     arguments = torch.ops.lla.inference.default._schema.arguments
-    assert [a.default_value for a in arguments[6:]] == list(lla._ops._DEFAULTS)
-    assert arguments[5].default_value is None
+    assert [a.name for a in arguments[5 + lla._ops._OPTIONS:]] == ["seqlens_k", "page_table", "first_key", "max_total_k"]
+    assert lla._ops._DEFAULTS[lla._ops._OPTIONS:] == lla._ops.NO_CACHE
+    defaults = inspect.signature(lla.lla_attention).parameters
+    for name in ("scale", "causal", "tol", "solver", "implementation", "batch_invariant"):
+        assert {a.name: a.default_value for a in arguments}[name] == defaults[name].default
 
 
 def test_nothing_is_saved_without_gradients(device):
@@ -173,7 +178,7 @@ def test_compile_with_info_and_number(device):
 def test_compile_refuses_wrong_shapes(device):
     compiled = torch.compile(lla.lla_attention, fullgraph=True, backend="aot_eager")
     q, k, v, ridge = make_inputs(2, 8, device=device)
-    with pytest.raises(Exception, match="k has batch 1"):
+    with pytest.raises(Exception, match=r"k: shape is \(1, 8, 4, 16\)"):
         compiled(q, k[:1], v[:1], ridge)
 
 

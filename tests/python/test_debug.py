@@ -141,7 +141,7 @@ def test_counts(device):
             lla.lla_attention(*inputs, **UNSOLVED)
     lla.lla_attention(*inputs)
     counts = rows.read()
-    assert counts["backward"] == {"ok": 160, "max_iterations": 0, "breakdown": 0, "nan": 0, "precision": 0}
+    assert counts["backward"] == {"ok": 160, "max_iterations": 0, "breakdown": 0, "nan": 0, "precision": 0, "invalid": 0}
     assert sum(counts["forward"].values()) == 320 and counts["forward"]["max_iterations"] > 100
     rows.clear()
     assert sum(rows.read()["forward"].values()) == 0

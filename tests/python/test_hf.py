@@ -133,6 +133,57 @@ def test_generate(device, kind, cache):
         assert relative(logits[b], model(whole).logits[0, n - 1:-1]) < 1e-3
 
 
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_generation_looks_at_no_mask_on_the_host(device, cache, monkeypatch):
+    """Left padding travels as lengths on the device: no packing, no gathered keys."""
+    for name in ("pack_mask", "pack_padding", "lla_attention_varlen"):
+        monkeypatch.setattr(lla.hf, name, lambda *a, **k: pytest.fail("a mask was packed"))
+    model = make("llama", device)
+    ids, mask = padded([7, 3], "left", device)
+    options = dict(cache_implementation="static", disable_compile=True) if cache == "static" else {}
+    model.generate(ids, attention_mask=mask, max_new_tokens=4, do_sample=False, **options)
+
+
+@pytest.mark.cpu_only  # on a device the rows are NaN: the host does not look
+def test_padding_between_tokens_is_refused_in_generation():
+    model = make("llama", "cpu")
+    ids, mask = padded([7, 7], "left", "cpu")
+    mask[1, 3] = 0
+    with torch.no_grad(), pytest.raises(ValueError, match="between others"):
+        model(ids, attention_mask=mask)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_right_padding_without_gradients(device, kind):
+    model = make(kind, device)
+    lengths = [17, 4, 11]
+    ids, mask = padded(lengths, "right", device)
+    with torch.no_grad():
+        logits = model(ids, attention_mask=mask).logits
+        for b, n in enumerate(lengths):
+            assert relative(logits[b, :n], model(ids[b:b + 1, :n]).logits[0]) < 1e-4
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_continuous_batching(device, kind):
+    """Requests of several lengths through transformers' paged cache generate what each generates alone."""
+    if not hasattr(transformers, "ContinuousBatchingConfig"):
+        pytest.skip(f"transformers {transformers.__version__} has no ContinuousBatchingConfig")
+    model = make(kind, device)
+    prompts = [tokens(n, device="cpu").tolist() for n in (5, 17, 40)]
+    config = transformers.GenerationConfig(max_new_tokens=6, do_sample=False, eos_token_id=60, pad_token_id=0)
+    batching = transformers.ContinuousBatchingConfig(page_size=8, num_blocks=64, max_batch_tokens=32)
+    with lla.hf.continuous_batching(model):
+        made = model.generate_batch(prompts, generation_config=config, continuous_batching_config=batching)
+    assert model.config._attn_implementation == "lla"
+    by_prompt = {tuple(result.prompt_ids): result for result in made.values()}
+    for prompt in prompts:
+        result = by_prompt[tuple(prompt)]
+        assert not result.error
+        alone = model.generate(torch.tensor([prompt], device=device), generation_config=config)
+        assert result.generated_tokens == alone[0, len(prompt):].tolist()
+
+
 def test_cached_equals_uncached(device):
     model = make("llama", device)
     ids = tokens(2, 15, device=device)

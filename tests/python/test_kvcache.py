@@ -3,7 +3,7 @@ import math
 
 import pytest
 import torch
-from helpers import assert_close, make_inputs
+from helpers import assert_close, make_inputs, relative
 
 import lla
 
@@ -87,9 +87,122 @@ def test_chunked_prefill_equals_whole(device):
     assert torch.equal(k_cache, k) and torch.equal(v_cache, v)
 
 
+def test_decoding_beside_prompts(device):
+    """Queries packed by cu_seqlens_q: a decoder, a fresh prompt, padding, a chunk; new keys appended by the same call."""
+    filled, new = [20, 0, 0, 9], [1, 7, 0, 5]
+    total = [n + m for n, m in zip(filled, new)]
+    cu = torch.tensor([0, *new]).cumsum(0).to(device, torch.int32)
+    q, k, v, ridge = make_inputs(4, 8, 32, 4, 2, device=device, dtype=torch.float32)
+    pages, table = paged(k, filled, 4)
+    values, _ = paged(v, filled, 4)
+    pick = lambda t, start: torch.cat([t[b, s:s + n] for b, (s, n) in enumerate(zip(start, new))])  # noqa: E731
+    o, info = lla.lla_attention_with_kvcache(
+        pick(q, [0] * 4), pages, values, pick(ridge, [0] * 4), pick(k, filled), pick(v, filled),
+        cache_seqlens=torch.tensor(filled, dtype=torch.int32, device=device), page_table=table, cu_seqlens_q=cu,
+        max_seqlen_q=7, return_info=True, **OPTIONS)
+    assert info.status.shape == (4, 13) and (info.status == 0).all()
+    for b, (n, m) in enumerate(zip(total, new)):
+        alone = lla.lla_attention(q[b:b + 1, :m], k[b:b + 1, :n], v[b:b + 1, :n], ridge[b:b + 1, :m], **OPTIONS)
+        assert_close(o[int(cu[b]):int(cu[b + 1])], alone[0])
+
+
+def test_left_padding(device):
+    q, k, v, ridge = make_inputs(3, 4, 20, 4, 2, device=device, dtype=torch.float32)
+    first = [0, 7, 18]
+    for b, n in enumerate(first):
+        k[b, :n] = v[b, :n] = math.nan
+    o = lla.lla_attention_with_kvcache(q, k, v, ridge, first_key=torch.tensor(first, device=device), **OPTIONS)
+    for b, n in enumerate(first):
+        alone = lla.lla_attention(q[b:b + 1], k[b:b + 1, n:], v[b:b + 1, n:], ridge[b:b + 1], **OPTIONS)
+        assert_close(o[b:b + 1], alone)
+    assert (o[2, :2] == 0).all(), "rows of padding see nothing"
+
+
+def test_parallax_over_a_cache(device):
+    q, k, v, _ = make_inputs(3, 2, 20, 4, 2, device=device, dtype=torch.float32)
+    x = torch.randn_like(q)
+    filled = [5, 20, 11]
+    for page_size in (None, 4):
+        keys, values, table = k, v, None
+        if page_size:
+            (keys, table), (values, _) = (paged(t, filled, page_size) for t in (k, v))
+        o = lla.parallax_attention_with_kvcache(q, keys, values, x, page_table=table,
+                                                cache_seqlens=torch.tensor(filled, device=device))
+        for b, n in enumerate(filled):
+            assert_close(o[b:b + 1], lla.parallax_attention(q[b:b + 1], k[b:b + 1, :n], v[b:b + 1, :n], x[b:b + 1]))
+
+
+def test_strides_of_engines(device):
+    """Head-major caches, and keys and values side by side in one tensor."""
+    q, k, v, ridge = make_inputs(2, 1, 16, 4, 2, device=device, dtype=torch.float32)
+    want = lla.lla_attention(q, k, v, ridge, **OPTIONS)
+    head_major = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (k, v)]
+    side_by_side = torch.stack((k, v), 1).unbind(1)
+    for keys, values in (head_major, side_by_side):
+        assert_close(lla.lla_attention_with_kvcache(q, keys, values, ridge, **OPTIONS), want)
+
+
+def test_tokens_by_slots(device):
+    k, v = (torch.randn(4, 2, 8, device=device) for _ in range(2))
+    caches = [torch.zeros(3, 4, 2, 8, device=device) for _ in range(2)]
+    lla.cache_append(k, v, *caches, slots=torch.tensor([11, -1, 0, 6], device=device))
+    for cache, new in zip(caches, (k, v)):
+        flat = cache.flatten(0, 1)
+        assert torch.equal(flat[[11, 0, 6]], new[[0, 2, 3]]) and int((flat != 0).any(-1).any(-1).sum()) == 3
+
+
+def test_a_cache_filled_token_by_token(device):
+    """The layer, per-sequence lengths and pages, against one pass over the whole sequences."""
+    torch.manual_seed(4)
+    layer = lla.LocalLinearAttention(32, 4, 2, rope=True, solver="direct", device=device, dtype=torch.float32)
+    x = torch.randn(3, 24, 32, device=device)
+    with torch.no_grad():
+        want = layer(x)
+        for page_size in (None, 1, 5):
+            cache = layer.make_cache(3, 24, page_size=page_size)
+            parts = [layer(x[:, :3], cache=cache)] + [layer(x[:, i:i + 1], cache=cache) for i in range(3, 24)]
+            assert_close(torch.cat(parts, 1), want)
+            assert cache.length == 24 and cache.seqlens.tolist() == [24] * 3
+            with pytest.raises(ValueError, match="do not fit"):
+                layer(x[:, :1], cache=cache)
+
+
+def test_sequences_of_a_layers_cache_have_their_own_lengths(device):
+    torch.manual_seed(4)
+    layer = lla.LocalLinearAttention(32, 4, 2, rope=True, solver="direct", device=device, dtype=torch.float32)
+    x = torch.randn(3, 24, 32, device=device)
+    steps = [(7, 1, 0), (1, 4, 3), (1, 1, 1), (9, 0, 1)]
+    for page_size in (None, 4):
+        cache = layer.make_cache(3, 24, page_size=page_size)
+        with torch.no_grad():
+            want = layer(x)
+            start = [0, 0, 0]
+            for step in steps:
+                cu = torch.tensor([0, *step]).cumsum(0).to(device, torch.int32)
+                part = torch.cat([x[b, start[b]:start[b] + n] for b, n in enumerate(step)])
+                o = layer(part, cache=cache, cu_seqlens=cu, max_seqlen=max(step))
+                for b, n in enumerate(step):
+                    if n > 0:
+                        assert relative(o[int(cu[b]):int(cu[b + 1])], want[b, start[b]:start[b] + n]) < 1e-4
+                    start[b] += n
+        assert cache.seqlens.tolist() == start
+        cache.reset(torch.tensor([1], device=device))
+        assert cache.seqlens.tolist() == [start[0], 0, start[2]]
+
+
+def test_operators_of_caches(device):
+    q, k, v, ridge = make_inputs(2, 1, 16, device=device, dtype=torch.float32)
+    lengths = torch.tensor([5, 16], dtype=torch.int32, device=device)
+    options = (None, None, 0, 0, None, True, -1, -1, None, 0, "direct", None, False, False)
+    torch.library.opcheck(torch.ops.lla.forward.default,
+                          (q, k, v, ridge, None, *options, lengths, None, None, 0, False, True))
+    torch.library.opcheck(torch.ops.lla.cache_append.default,
+                          (k[:, :1].clone(), v[:, :1].clone(), k, v, lengths - 5, None, None, None))
+
+
 def test_whole_cache_by_default(device):
     q, k, v, ridge = make_inputs(2, 3, 12, device=device)
-    assert torch.equal(lla.lla_attention_with_kvcache(q, k, v, ridge), lla.lla_attention(q, k, v, ridge))
+    assert_close(lla.lla_attention_with_kvcache(q, k, v, ridge), lla.lla_attention(q, k, v, ridge))
 
 
 def test_compiles(device):

@@ -58,7 +58,7 @@ struct Placement {
 
 // (pages, page_size, Hkv, width) with the keys each sequence sees, NaN elsewhere.
 std::vector<double> cache_values(const CacheSpec& s, const Placement& at, const std::vector<Inputs>& inputs,
-                                 std::vector<double> Inputs::* of, int64_t width) {
+                                 std::vector<double> Inputs::*of, int64_t width) {
   std::vector<double> values(static_cast<size_t>(at.pages * at.page_size * s.heads_kv * width), kNaN);
   for (size_t b = 0; b < s.sequences.size(); ++b) {
     const CachedSequence& q = s.sequences[b];
@@ -73,7 +73,7 @@ std::vector<double> cache_values(const CacheSpec& s, const Placement& at, const 
   return values;
 }
 
-std::vector<double> joined(const std::vector<Inputs>& inputs, std::vector<double> Inputs::* of) {
+std::vector<double> joined(const std::vector<Inputs>& inputs, std::vector<double> Inputs::*of) {
   std::vector<double> all;
   for (const Inputs& in : inputs) all.insert(all.end(), (in.*of).begin(), (in.*of).end());
   return all;
@@ -110,8 +110,8 @@ struct CacheTensors {
       if (s.ridge == RidgeShape::scalar) size = {};
       if (s.ridge == RidgeShape::dimension) size = rows(s.dim);
       const bool by_row = s.ridge == RidgeShape::token || s.ridge == RidgeShape::dimension;
-      ridge = TestTensor(m, "ridge", wide, size, Layout::dense,
-                         by_row ? joined(inputs, &Inputs::ridge) : inputs[0].ridge);
+      ridge =
+          TestTensor(m, "ridge", wide, size, Layout::dense, by_row ? joined(inputs, &Inputs::ridge) : inputs[0].ridge);
     }
     if (s.packed) cu_q = TestTensor(m, "cu_seqlens_q", DType::i32, {batch + 1}, Layout::dense, as_doubles(cu));
     lengths = TestTensor(m, "seqlens_k", DType::i32, {batch}, Layout::dense, as_doubles(length));
@@ -176,8 +176,8 @@ Spec CacheSpec::sequence(size_t b) const {
 }
 
 std::string CacheSpec::text() const {
-  std::string out = core::cat(core::name(dtype), " heads ", heads_q, "/", heads_kv, " D ", dim, "/", value_dim, " pages of ",
-                              page_size, packed ? " packed" : "", " layout ", name(layout), " sequences");
+  std::string out = core::cat(core::name(dtype), " heads ", heads_q, "/", heads_kv, " D ", dim, "/", value_dim,
+                              " pages of ", page_size, packed ? " packed" : "", " layout ", name(layout), " sequences");
   for (const CachedSequence& q : sequences) out += core::cat(" ", q.rows, "x", q.keys, "-", q.first_key);
   return out;
 }

@@ -37,14 +37,15 @@ struct CacheSpec {
   std::string text() const;
 };
 
-// Of each sequence, in the layout of Spec. Sequences of equal keys under PageOrder::shared have the same keys and values.
+// Of each sequence, in the layout of Spec. Sequences of equal keys under PageOrder::shared have the same keys and
+// values.
 std::vector<Inputs> make_cache_inputs(const CacheSpec& spec, data::Kind kind, double ridge, uint64_t seed);
 
 struct CacheForward {
   lla_status status = LLA_OK;
   std::string message;
-  std::vector<std::vector<double>> o;         // of each sequence, (rows, Hq, Dv)
-  std::vector<std::vector<int>> row_status;   // (Hq, rows)
+  std::vector<std::vector<double>> o;        // of each sequence, (rows, Hq, Dv)
+  std::vector<std::vector<int>> row_status;  // (Hq, rows)
   std::vector<std::vector<int>> iterations;
 };
 

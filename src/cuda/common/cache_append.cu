@@ -75,11 +75,13 @@ Status append(const CacheAppendCall& call) {
   if (call.slots != nullptr) {
     const int64_t tokens = call.batch * call.length;
     if (tokens == 0) return {};
-    return launch(append_slots_kernel, static_cast<int>(std::min(tokens, kMostBlocks)), kThreads, 0, stream, what, call);
+    return launch(append_slots_kernel, static_cast<int>(std::min(tokens, kMostBlocks)), kThreads, 0, stream, what,
+                  call);
   }
   if (call.batch == 0) return {};
   if (call.batch > INT32_MAX / kBlocksPerSequence)
-    return {LLA_UNSUPPORTED, core::cat("lla_cache_append: has ", call.batch, " sequences, more than a CUDA grid takes")};
+    return {LLA_UNSUPPORTED,
+            core::cat("lla_cache_append: has ", call.batch, " sequences, more than a CUDA grid takes")};
   const int64_t blocks = std::clamp<int64_t>(call.length, 1, kBlocksPerSequence);
   return launch(append_kernel, static_cast<int>(call.batch * blocks), kThreads, 0, stream, what, call,
                 static_cast<int32_t>(blocks));

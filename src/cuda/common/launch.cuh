@@ -13,7 +13,8 @@ template <class... Parameters, class... Arguments>
 Status launch(void (*kernel)(Parameters...), dim3 blocks, int threads, size_t shared_bytes, cudaStream_t stream,
               bool early, const char* name, const Arguments&... arguments) {
   if (blocks.x == 0) return {};
-  LLA_RETURN_IF_ERROR(allow_shared_memory(kernel, shared_bytes, name));
+  const void* const address = reinterpret_cast<const void*>(kernel);
+  LLA_RETURN_IF_ERROR(allow_shared_memory(address, shared_bytes, name));
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -24,6 +25,10 @@ Status launch(void (*kernel)(Parameters...), dim3 blocks, int threads, size_t sh
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = early ? 1 : 0;
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments...);
+  if (error != cudaErrorInvalidValue || shared_bytes <= 48 * 1024) return to_status(error, name);
+  cudaGetLastError();  // the device may have been reset and know nothing of the kernel any more
+  LLA_RETURN_IF_ERROR(allow_shared_memory(address, shared_bytes, name, true));
   return to_status(cudaLaunchKernelEx(&config, kernel, arguments...), name);
 }
 

@@ -1,5 +1,7 @@
 #include "cuda/common/runtime.hpp"
 
+#include <atomic>
+
 namespace lla::cuda {
 
 using core::cat;
@@ -31,6 +33,43 @@ Status to_status(cudaError_t error, const char* what) {
   const lla_status code = error == cudaErrorMemoryAllocation ? LLA_OUT_OF_MEMORY : LLA_CUDA_ERROR;
   return {code, cat(what, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")",
                     is_fault(error) ? ", of earlier work on this device; the process cannot use it any more" : "")};
+}
+
+namespace {
+
+// What kernels are known to be allowed, by kernel and device. Never shrinks; no destructor, since calls may come while
+// the process ends. Where it is full, nothing is known.
+struct Allowed {
+  struct Entry {
+    std::atomic<uintptr_t> key;
+    std::atomic<size_t> bytes;
+  };
+  static constexpr size_t kEntries = 1024;
+  Entry entries[kEntries];
+
+  Entry* find(uintptr_t key) {
+    for (size_t i = 0; i < kEntries; ++i) {
+      Entry& entry = entries[(key / 16 + i) % kEntries];
+      uintptr_t found = 0;
+      if (entry.key.compare_exchange_strong(found, key) || found == key) return &entry;
+    }
+    return nullptr;
+  }
+};
+constinit Allowed allowed{};
+
+}  // namespace
+
+Status allow_shared_memory(const void* kernel, size_t bytes, const char* name, bool again) {
+  if (bytes <= 48 * 1024) return {};
+  int device = 0;
+  LLA_RETURN_IF_ERROR(to_status(cudaGetDevice(&device), name));
+  Allowed::Entry* const entry = allowed.find(reinterpret_cast<uintptr_t>(kernel) + (static_cast<uintptr_t>(device) << 56));
+  if (!again && entry != nullptr && entry->bytes.load() >= bytes) return {};
+  LLA_RETURN_IF_ERROR(to_status(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)), name));
+  if (entry != nullptr) entry->bytes.store(bytes);
+  return {};
 }
 
 DeviceGuard::DeviceGuard(int device) {

@@ -15,6 +15,8 @@ struct Solve {
   T squared = 0;                                 // of the residual
   T start = 0;                                   // of the right-hand side, squared
   T limit = 0;                                   // of `squared`: where to stop
+  T promised = 0;                                // of `squared`: what makes the row OK
+  bool ended = false;                            // no further step is possible
   T product = 0;                                 // x . right-hand side: the sum of step * squared
   T steepest = 0;                                // largest curvature per squared length so far
   T ridge = std::numeric_limits<T>::infinity();  // the smallest of the row's
@@ -97,7 +99,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
       });
     }
     s.start = s.squared = row_sum(s.squared);
-    s.limit = static_cast<T>(stop.start(s.start, q.keys()));
+    s.limit = s.promised = static_cast<T>(stop.start(s.start, q.keys()));
     s.ridge = -row_max(-s.ridge);
     // Rounding of u.k - u.mean_k alone makes a curvature of the square of a few epsilon |mean_k|: less is no curvature.
     s.steepest = T(0.5) * static_cast<T>(p.dim) * kEpsilon * row_sum(mean_squares);
@@ -134,11 +136,13 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
         sizes.unit_squares = ldexp(1.0, -2 * s.exponent);
         if (done && s.start > T(0)) {  // zero has the solution zero
           if (stop.backward) sizes.spread = a.rows.c[query[r].row] * sizes.unit_squares;
-          // What the row will report, drift included, is to be within the limit; a drift that leaves it no room may be a miss.
+          // What the row will report, drift included, is to be within the limit. A drift that leaves no room below what
+          // was promised may be a miss.
           const T most = sqrt(static_cast<T>(stop.limit(sizes, query[r].keys())) / s.start);
+          const T promised = sqrt(s.promised / s.start);
           lost = drift(s, squares, mean_squares);
-          const bool doubtful = 2 * lost > most;
-          const T within = doubtful ? most : most - lost;
+          const bool doubtful = 2 * lost > promised;
+          const T within = doubtful ? most : most - fmin(lost, T(0.5) * most);
           s.limit = within * within * s.start;
           done = s.squared <= s.limit;
           if (done && doubtful) s.status = LLA_ROW_BREAKDOWN;
@@ -147,8 +151,11 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
       if (!s.active) continue;
       const bool spent = s.iterations == p.max_iterations;
       const bool hopeless = !isfinite(s.squared);  // the right-hand side itself overflowed
-      if (!done && (spent || hopeless)) s.status = hopeless ? LLA_ROW_BREAKDOWN : LLA_ROW_MAX_ITERATIONS;
-      if (done || spent || hopeless || s.status != LLA_ROW_OK) {
+      // What was aimed at may be more than what was promised. The direct solver, where there is one to turn to, gives it.
+      const bool kept = !a.rescue && s.squared <= s.promised;
+      if (!done && !kept && (spent || hopeless)) s.status = hopeless ? LLA_ROW_BREAKDOWN : LLA_ROW_MAX_ITERATIONS;
+      if (!done && !kept && s.ended) s.status = LLA_ROW_BREAKDOWN;
+      if (done || spent || hopeless || s.ended || s.status != LLA_ROW_OK) {
         s.active = false;
         const int64_t row = query[r].row;
         const PowerOfTwo<T> undo(s.exponent);
@@ -236,7 +243,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
       next = row_sum(next);
       if (!s.active) continue;
       if (flat || !isfinite(next)) {  // the last x stands
-        s.status = LLA_ROW_BREAKDOWN;
+        s.ended = true;
         continue;
       }
       for_columns<C>(p.dim, [&](int c, int e, int column) {

@@ -88,7 +88,8 @@ __device__ void write_row(const Arguments<T>& a, const QueryBlock& block, const 
   // take.
   const bool stepped = result.kind == kSingle && !p.given_x() && !solved_directly(a, q);
   if (a.info.iterations) a.info.iterations[q.row] = stepped ? (p.operation == core::Operation::forward ? 1 : 0) : -1;
-  if (a.info.residual) a.info.residual[q.row] = stepped ? 0.0f : -1.0f;
+  // Its x is exact but for rounding.
+  if (a.info.residual) a.info.residual[q.row] = stepped ? std::numeric_limits<float>::epsilon() : -1.0f;
   if (a.info.status) a.info.status[q.row] = result.status;
 }
 

@@ -100,14 +100,26 @@ struct SolveMemory {
     fetch(words, group, lane);
     unpack(words, s);
   }
-  // How far from 0 and 1 a row's largest weight is. The solution is zero.
-  __device__ __forceinline__ static void store_balance(float4* group, const Pair<float>& balance, const Lane& lane) {
-    *place(group, 2, second(lane), lane) = make_float4(0, 0, own(balance, lane), 0);
+  // A number that is known before the solve and needed later: in the forward how far from 0 and 1 a row's largest
+  // weight is, in the backward x·(q - mean key). The solution is zero, and so is what is known of its steps.
+  __device__ __forceinline__ static void store_note(float4* group, const Pair<float>& note, const Lane& lane) {
+    *place(group, 2, second(lane), lane) = make_float4(0, 0, own(note, lane), 0);
     __syncwarp();
   }
-  __device__ __forceinline__ static void fetch_balance(Pair<float>& balance, const float4* group, const Lane& lane) {
+  // Σ w E² of the steps so far whose U was multiplied in one part: told_residual.
+  __device__ __forceinline__ static void fetch_steps(Pair<float>& steps, const float4* group, const Lane& lane) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) balance[r] = place(group, 2, r, lane)->z;
+    for (int r = 0; r < 2; ++r) steps[r] = place(group, 2, r, lane)->w;
+  }
+  __device__ __forceinline__ static void add_steps(float4* group, const Pair<float>& steps, const Lane& lane) {
+    float& to = place(group, 2, second(lane), lane)->w;
+    const float sum = to + own(steps, lane);
+    __syncwarp();  // the other of the two that write it has read it, too
+    to = sum;
+  }
+  __device__ __forceinline__ static void fetch_note(Pair<float>& note, const float4* group, const Lane& lane) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) note[r] = place(group, 2, r, lane)->z;
   }
   __device__ __forceinline__ static void store_sizes(float4* group, const SolutionSizes& x, const Lane& lane) {
     *reinterpret_cast<float2*>(place(group, 2, second(lane), lane)) =
@@ -228,9 +240,22 @@ __device__ __forceinline__ void start_solve(Solve& solve, float (&r)[kDim / 2]) 
   for (int e = 0; e < kDim / 2; ++e) r[e] = solve.active[row_of(e)] ? r[e] : 0.0f;
 }
 
+// What a row's |r| / |right-hand side| is said to be. The |r| that the steps keep does not see how weights and U are
+// rounded: by 2^-12 each, at random. The weights' part is about 2^-12 of the right-hand side. A step of U in one part
+// adds 2^-12 sqrt(Σ w² E²) |k|, and of Σ w E² (`steps`) that sum is at most twice min(w, 1 - w) of the largest weight
+// (`balance`). An emulation of fifteen kinds finds the true residual at most twice this, and seldom below a third of it.
+// One key, or nothing to solve: -1.
+__device__ __forceinline__ float told_residual(const Solve& s, int row, float balance, float steps,
+                                               float largest_key_norm) {
+  if (!(s.rr_start[row] > 0)) return -1.0f;
+  const float rounding = 0x1p-24f * fmaf(0.5f * balance * steps, largest_key_norm * largest_key_norm, s.rr_start[row]);
+  return sqrtf((s.rr[row] + rounding) / s.rr_start[row]);
+}
+
 struct StepLimits {
   float tolerance_squared;
   int least_iterations, max_iterations;
+  bool tell;  // whether the residual or the status is asked for
   // kPart only: |r|² is also to be below this many times |λ x|², but need not be below `least_squared` of the first.
   float part_squared, least_squared;
 };
@@ -241,15 +266,23 @@ struct StepLimits {
 //   N = m V / (1 + m V / H²),   V = α² p·Mp = Σ w E²,   H = (μ + λ) / (ρ + λ),   m = min(w, 1 - w) of the largest
 //   weight,
 // with M the data part of A, ρ = p·Mp / |p|² and μ = |Mp|² / p·Mp. A step with a larger N than `most` is not taken: its
-// pass is repeated with U in two parts. A row above kStrict is solved to half the tolerance.
+// pass is repeated with U in two parts. A row above `strict` is solved to half the tolerance.
+// (The backward knows x when it begins, and from it which rows are such: SolveConsumer.)
 struct StepCheck {
   static constexpr int kPasses = 3;  // the first ones
-  static constexpr float kStrict = 32;
+  float strict;  // above it a row is solved to half the tolerance
+
+  // From emulation, as N grows with the dimension.
+  static constexpr float strict_of(int dim) { return 0.25f * static_cast<float>(dim); }
+  static constexpr float most_of(int dim, int pass) { return (pass == 0 ? 0.5f : 2.0f) * static_cast<float>(dim); }
+
+  // No step's V exceeds |r|² / (4 λ): rows where that is little need no check.
+  __device__ __forceinline__ static bool needed(float balance, float rr, float ridge, int dim) {
+    return balance * rr > 4 * strict_of(dim) * ridge;
+  }
 
   float most;   // +inf: the pass had U in two parts already
   int barrier;  // of the warpgroup
-
-  __device__ __forceinline__ static float most_of(int pass) { return pass == 0 ? 64.0f : 256.0f; }
 };
 enum class StepEnd { stop, go_on, repeat };
 
@@ -269,9 +302,10 @@ struct StepInputs {
   const uint4* mean;
 
   __device__ __forceinline__ void prefetch(const Lane& lane) const {
-    constexpr int kSectors = 16;  // of 32 bytes: a warp's part of a vector of the mean key, or its rows' state
+    constexpr int kSectors = 16;  // of 32 bytes: a warp's part of a vector of the mean key
     const int warp = lane.thread / 32, half = lane.thread / kSectors % 2, sector = lane.thread % kSectors;
-    touch(state + sector / 4 * (kGroupRows / 2) + warp * 8 + sector % 4 * 2);
+    const int own = min(lane.thread % 32, 23);  // of its rows' state: three vectors of two rows, four sectors each
+    touch(state + own / 4 * (kGroupRows / 2) + warp * 8 + own % 4 * 2);
 #pragma unroll
     for (int i = 0; i < Fragment<kDim>::kHalfVectors; i += 2) {
       touch(mean + (i + half) * kWarpgroup + warp * 32 + sector * 2);
@@ -327,11 +361,12 @@ __device__ __forceinline__ float scale_of_square(float square) {
 // three dot products at the very end. It follows from r·r, r·p and r·mean instead, which come with the work on r.
 // Rounding p' to fp16 is left out of it: 2^-12 of every element, of random sign. In p·mean that would add up, but the
 // row sums say how far off it was. (r·p is zero but for rounding. Taken to be zero, |p'|² drifts off where λ is 0.)
-// kPart: the solution's size counts, too (core::StopRule).
+// kPart: the solution's size counts, too (core::StopRule). two_parts: U of the pass was multiplied in two.
 template <int kDim, bool kPart>
 __device__ __forceinline__ StepEnd step(const StepInputs<kDim>& in, float (&product)[kDim / 2], const Pair<float>& sums,
                                         uint32_t (&p)[kDim / 4], Direction& d, const Vectors& at, const Lane& lane,
-                                        float largest_key_norm, const StepLimits& limits, const StepCheck* check) {
+                                        float largest_key_norm, const StepLimits& limits, const StepCheck* check,
+                                        bool two_parts) {
   constexpr int kQuads = kDim / 8;
   SolveMemory::Words state;
   SolveMemory::fetch(state, in.state, lane);
@@ -377,7 +412,7 @@ __device__ __forceinline__ StepEnd step(const StepInputs<kDim>& in, float (&prod
   for (int h = 0; h < 2; ++h) energy[h] = fmaf(-sums[h], pm[h], quad_sum(curvature[h]));
   if (check != nullptr) {
     Pair<float> squares = {0, 0}, balance;
-    SolveMemory::fetch_balance(balance, in.state, lane);
+    SolveMemory::fetch_note(balance, in.state, lane);
 #pragma unroll
     for (int i = 0; i < kDim / 4; ++i) {
       const float2 m = unpack(mean[i]);
@@ -398,12 +433,12 @@ __device__ __forceinline__ StepEnd step(const StepInputs<kDim>& in, float (&prod
       const float n = size * fast_reciprocal(fmaf(size, fast_reciprocal(higher * higher), 1.0f));
       const bool counts = s.active[h] && energy[h] > 0;
       repeat |= counts && n > check->most;
-      s.strict[h] = s.strict[h] || (counts && n > StepCheck::kStrict);
+      s.strict[h] = s.strict[h] || (counts && n > check->strict);
     }
     if (uniform(named_any(check->barrier, kWarpgroup, repeat))) return StepEnd::repeat;
   }
 
-  Pair<float> alpha, along_product, along_mean, along_p;
+  Pair<float> alpha, along_product, along_mean, along_p, steps;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     // p·(product - sums mean + λ p), of which p·mean and |p|² are known.
@@ -420,11 +455,13 @@ __device__ __forceinline__ StepEnd step(const StepInputs<kDim>& in, float (&prod
     s.iterations[h] += good;
     // A row that stands still keeps its residual: everything here is finite, and zero times it is zero.
     alpha[h] = good ? alpha[h] : 0.0f;
+    steps[h] = good ? alpha[h] * length * energy[h] : 0.0f;
     along_product[h] = good ? -length : 0.0f;
     along_mean[h] = -along_product[h] * sums[h];
     along_p[h] = along_product[h] * ridge[h];
   }
   SolveMemory::store_curvature(in.state, s.curvature, lane);
+  if (limits.tell && !two_parts) SolveMemory::add_steps(in.state, steps, lane);
 
   float squares[2][2] = {}, with_p[2][2] = {}, with_mean[2][2] = {};
 #pragma unroll

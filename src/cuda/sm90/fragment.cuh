@@ -60,6 +60,12 @@ __device__ __forceinline__ uint32_t pack(float a, float b) {
   const __half2 h = __floats2half2_rn(a, b);
   return *reinterpret_cast<const uint32_t*>(&h);
 }
+// For numbers whose bound holds for solved rows only: what is finite stays finite.
+__device__ __forceinline__ uint32_t pack_saturated(float a, float b) {
+  uint32_t word;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(b), "f"(a));
+  return word;
+}
 __device__ __forceinline__ float2 unpack(uint32_t word) {
   return __half22float2(*reinterpret_cast<const __half2*>(&word));
 }

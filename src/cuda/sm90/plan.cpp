@@ -73,6 +73,31 @@ Shape solve_shape_of(const Problem& p) {
   return s;
 }
 
+SolveLimits solve_limits(const Problem& p) {
+  if (p.operation == core::Operation::forward) {
+    // Where rows see few keys, later steps are small beside the solution, and so is what rounding U leaves behind in x.
+    return {p.tolerance, p.tolerance, 0, padded_dim(p.dim, p.value_dim) / 4, 0.25 * p.tolerance};
+  }
+  // λ's gradient, -x y, follows y's residual most closely: a tenth less of it keeps the promised accuracy for every
+  // kind. Where rows see few keys x is large in directions the keys do not reach, and y's error there, which its
+  // residual hardly shows, meets it: half the residual, and at least three steps.
+  return {0.9 * p.tolerance, 0.5 * p.tolerance, 3, std::numeric_limits<int32_t>::max(), 0};
+}
+
+bool sees_few_keys(const Problem& p) {
+  const Shape s = shape_of(p);
+  return most_keys(s, {0, s.seqlen_k}) <= few_keys(padded_dim(p.dim, p.value_dim));
+}
+
+int32_t heads_together(const Problem& p) {
+  // As many as keep their operands in the L2 cache, beside what goes through it once.
+  constexpr int64_t kOperandBytes = int64_t{24} << 20;
+  const int64_t row_bytes = int64_t{padded_dim(p.dim, p.value_dim)} * 2 * (p.given_x() ? 4 : 6);
+  const int64_t per_head = std::max<int64_t>(1, p.seqlen_q * p.group() * row_bytes);
+  return static_cast<int32_t>(
+      std::clamp<int64_t>(kOperandBytes / per_head, 1, std::max<int64_t>(p.batch * p.heads_kv, 1)));
+}
+
 int64_t cached_weights_per_block(const Problem& p) {
   return cached_weights_bytes(shape_of(p), padded_dim(p.dim, p.value_dim));
 }
@@ -125,6 +150,20 @@ core::Notes notes(const Problem& p, const core::Machine&, const core::Plan& plan
   core::Notes notes{{"head dimension", cat(padded_dim(p.dim, p.value_dim), " in the kernel")},
                     {"work items", cat(shape_of(p).items(static_cast<int>(plan.block_rows)))},
                     {"operand copies", cat(layout.scratch - layout.keys, " bytes")}};
+  const bool backward = p.operation == core::Operation::backward;
+  if (p.given_x()) {
+    if (!backward) notes.emplace_back("kernel", sees_few_keys(p) ? "for few keys" : "for many keys");
+  } else {
+    const SolveLimits limits = solve_limits(p);
+    const int64_t few = few_keys(padded_dim(p.dim, p.value_dim));
+    notes.emplace_back("rows stop at",
+                       cat("residual ", limits.tolerance, "; up to ", few, " keys ", limits.few_keys_tolerance,
+                           " and not before ", limits.few_keys_iterations, " iterations"));
+    notes.emplace_back("products in two parts",
+                       backward ? cat("for rows of up to ", few, " keys")
+                                : cat("for rows of up to ", few, " keys, in the first ", limits.split_passes, " passes"));
+  }
+  if (backward) notes.emplace_back("heads side by side", cat(heads_together(p)));
   if (plan.cached_weights) notes.emplace_back("cached weights", cat(layout.weights_stride * plan.workers, " bytes"));
   return notes;
 }

@@ -12,6 +12,22 @@ Shape shape_of(const core::Problem& problem);
 // The same for kernels with a solve.
 Shape solve_shape_of(const core::Problem& problem);
 
+// When rows stop and which products are formed from two parts: decided here, printed with the plan.
+struct SolveLimits {
+  double tolerance;           // of the residual
+  double few_keys_tolerance;  // where rows see few keys
+  int32_t few_keys_iterations;  // and at least so many there
+  int32_t split_passes;         // passes over the keys with U in two parts, there
+  double sum_error;             // forward: that Σ U / ω may have without the mean value
+};
+SolveLimits solve_limits(const core::Problem& problem);
+
+// With x given: whether the kernel for blocks that see few keys runs.
+bool sees_few_keys(const core::Problem& problem);
+
+// Backward: (batch, key head) pairs whose blocks are launched side by side.
+int32_t heads_together(const core::Problem& problem);
+
 // Bytes of cached weights of one resident block.
 int64_t cached_weights_per_block(const core::Problem& problem);
 

@@ -1,5 +1,6 @@
-// Two small kernels, both bound by memory: the largest finite magnitude of every head, then the scaled copies; one
-// kernel for both where heads are short. A row with a non-finite element is written as zeros and marked: it cannot
+// Small kernels, bound by memory: the largest finite magnitude of every head (of keys that may be shifted: the least
+// and largest along every axis, from which a kernel between them makes c), then the scaled copies; one kernel for all
+// where heads are short. A row with a non-finite element is written as zeros and marked: it cannot
 // disturb anyone who does not see it, and the forward kernel makes the rows that do see it NaN. A row so small that
 // fp16 loses digits is marked, too: who sees it says so.
 #include "cuda/common/launch.cuh"
@@ -57,17 +58,74 @@ __device__ __forceinline__ float largest_of(const PrepassParams& p, const Prepas
   return block_max(largest);
 }
 
-// Writes the scaled copy of a part, marks its rows and counts those in `marked`. Returns the largest squared norm among
-// the rows this thread took part in.
+// What the keys of a head, or of a part of it, lie between along an axis; nothing: least > largest.
+struct Span {
+  float least = INFINITY, largest = -INFINITY;
+
+  __device__ __forceinline__ void take(float x) {
+    if (finite(x)) least = fminf(least, x), largest = fmaxf(largest, x);
+  }
+  __device__ __forceinline__ void join(const Span& other) {
+    least = fminf(least, other.least), largest = fmaxf(largest, other.largest);
+  }
+};
+
+// Finite keys of a part along every axis, in thread c for axis c.
+template <int kPadded>
+__device__ __forceinline__ Span span_of(const PrepassParams& p, const PrepassOperand& operand, const Part& part) {
+  constexpr int kLanes = kPadded / 8, kWarps = kThreads / 32;
+  __shared__ Span warps[kWarps][kPadded];
+  const int batch = part.head / p.heads_kv, head = part.head % p.heads_kv;
+  const int32_t last = min(part.last, used_positions(p));
+  const int lane = threadIdx.x % kLanes;
+  Span own[8];
+  if (lane * 8 < operand.dim) {
+    for (int32_t position = part.first + threadIdx.x / kLanes; position < last; position += kThreads / kLanes) {
+      float x[8];
+      load_eight(x, row_pointer(operand.rows, batch, position, head), lane * 8, operand.rows);
+#pragma unroll
+      for (int j = 0; j < 8; ++j) own[j].take(x[j]);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 8; ++j) {
+    for (int mask = 16; mask >= kLanes; mask /= 2) {
+      own[j].join({__shfl_xor_sync(0xffffffffu, own[j].least, mask), __shfl_xor_sync(0xffffffffu, own[j].largest, mask)});
+    }
+    if (threadIdx.x % 32 < kLanes) warps[threadIdx.x / 32][lane * 8 + j] = own[j];
+  }
+  __syncthreads();
+  Span all;
+  if (threadIdx.x < kPadded) {
+    for (int w = 0; w < kWarps; ++w) all.join(warps[w][threadIdx.x]);
+  }
+  return all;
+}
+
+// c along an axis, and the largest |k - c|.
+__device__ __forceinline__ float shift_of(const Span& span, DType dtype, float& largest) {
+  const float middle = 0.5f * span.least + 0.5f * span.largest, half = 0.5f * span.largest - 0.5f * span.least;
+  const bool shift = span.least <= span.largest && half <= shift_limit(dtype == DType::f16) * fabsf(middle);
+  const float c = shift ? __bfloat162float(__float2bfloat16(middle)) : 0.0f;
+  // Equal keys leave nothing, but queries are measured in the keys' units.
+  largest = span.least <= span.largest ? fmaxf(fabsf(span.largest - c), fabsf(span.least - c)) : 0.0f;
+  largest = fmaxf(largest, 0x1p-10f * fabsf(c));
+  return c;
+}
+
+// Writes the scaled copy of a part, marks its rows and counts those in `marked`. `shift`: c of the head, or null.
+// Returns the largest squared norm among the rows this thread took part in.
 template <int kPadded>
 __device__ __forceinline__ float copy_part(const PrepassParams& p, const PrepassOperand& operand, const Part& part,
-                                           float largest, uint32_t* marked) {
+                                           float largest, const float* shift, uint32_t* marked) {
   constexpr int kLanes = kPadded / 8;  // threads of a row
   const int batch = part.head / p.heads_kv, head = part.head % p.heads_kv;
   const float scale = power_of_two_scale(largest);
   const int lane = threadIdx.x % kLanes;
   const int64_t first_row = int64_t{part.head} * p.positions;
   const int32_t used = used_positions(p);
+  float c[8] = {};
+  for (int j = 0; j < 8 && shift != nullptr; ++j) c[j] = shift[lane * 8 + j];
   float largest_norm = 0;
   for (int r = threadIdx.x / kLanes; r < kPrepassRows; r += kThreads / kLanes) {
     const int position = part.first + r;
@@ -78,6 +136,9 @@ __device__ __forceinline__ float copy_part(const PrepassParams& p, const Prepass
     }
     bool bad = false;
     for (int j = 0; j < 8; ++j) bad |= !finite(x[j]);
+    if (here && position < used) {
+      for (int j = 0; j < 8; ++j) x[j] -= c[j];
+    }
     const uint32_t row_mask = (kLanes == 32 ? 0xffffffffu : ((1u << kLanes) - 1))
                               << (threadIdx.x % 32 / kLanes * kLanes);
     bad = (__ballot_sync(0xffffffffu, bad) & row_mask) != 0;
@@ -115,15 +176,42 @@ __device__ __forceinline__ uint32_t norm_bound(float largest_squared) {
 
 // The largest of every part, which the copying kernel puts together: nothing need be cleared before. What that one
 // counts up is cleared here.
+template <int kPadded>
 __global__ void __launch_bounds__(kThreads) largest_kernel(const __grid_constant__ PrepassParams p) {
   let_next_kernel_begin();
   const Part part = part_of_block(p);
-  const float largest = largest_of(p, p.operand[blockIdx.y], part);
-  if (threadIdx.x != 0) return;
-  p.part_maxima[2 * int64_t{blockIdx.x} + blockIdx.y] = largest;
-  if (part.first != 0 || blockIdx.y != 0) return;
+  const PrepassOperand& operand = p.operand[blockIdx.y];
+  if (operand.keys && p.shift != nullptr) {
+    const Span span = span_of<kPadded>(p, operand, part);
+    float* const to = p.part_bounds + int64_t{blockIdx.x} * 2 * kPadded + threadIdx.x;
+    if (threadIdx.x < kPadded) to[0] = span.least, to[kPadded] = span.largest;
+  } else {
+    const float largest = largest_of(p, operand, part);
+    if (threadIdx.x == 0) p.part_maxima[2 * int64_t{blockIdx.x} + blockIdx.y] = largest;
+  }
+  if (threadIdx.x != 0 || part.first != 0 || blockIdx.y != 0) return;
   p.heads[part.head] = {};
   if (part.head == 0) *p.header = Header{};
+}
+
+// A block for every head: c, and the scale of k - c.
+template <int kPadded>
+__global__ void __launch_bounds__(kPadded) shift_kernel(const __grid_constant__ PrepassParams p) {
+  let_next_kernel_begin();
+  const uint32_t parts = parts_of(p), head = blockIdx.x;
+  const float* from = p.part_bounds + int64_t{head} * parts * 2 * kPadded + threadIdx.x;
+  wait_for_last_kernel();
+  Span span;
+  for (uint32_t i = 0; i < parts; ++i, from += 2 * kPadded) span.join({from[0], from[kPadded]});
+  float largest;
+  const float c = shift_of(span, p.operand[0].rows.dtype, largest);
+  p.shift[head * kPadded + threadIdx.x] = c;
+  __shared__ uint32_t most;
+  if (threadIdx.x == 0) most = 0;
+  const bool any = __syncthreads_or(c != 0);
+  atomicMax(&most, __float_as_uint(largest));
+  __syncthreads();
+  if (threadIdx.x == 0) p.heads[head] = {most, 0, 0, any ? kShifted : 0};
 }
 
 template <int kPadded>
@@ -134,14 +222,21 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ 
   const uint32_t parts = parts_of(p);
   const float* const maxima = p.part_maxima + 2 * int64_t{part.head} * parts + blockIdx.y;
   wait_for_last_kernel();
-  float largest = 0;
-  for (uint32_t i = threadIdx.x; i < parts; i += kThreads) largest = fmaxf(largest, maxima[2 * int64_t{i}]);
-  largest = block_max(largest);
   HeadStatistics& statistics = p.heads[part.head];
-  if (part.first == 0 && threadIdx.x == 0) {
+  const bool known = operand.keys && p.shift != nullptr;
+  float largest = 0;
+  if (known) {
+    largest = __uint_as_float(statistics.largest_key);
+  } else {
+    for (uint32_t i = threadIdx.x; i < parts; i += kThreads) largest = fmaxf(largest, maxima[2 * int64_t{i}]);
+    largest = block_max(largest);
+  }
+  if (!known && part.first == 0 && threadIdx.x == 0) {
     (operand.keys ? statistics.largest_key : statistics.largest_value) = __float_as_uint(largest);
   }
-  float largest_norm = copy_part<kPadded>(p, operand, part, largest, &statistics.marked);
+  const float* const shift =
+      known && (__ldcg(&statistics.marked) & kShifted) ? p.shift + part.head * kPadded : nullptr;
+  float largest_norm = copy_part<kPadded>(p, operand, part, largest, shift, &statistics.marked);
   if (!operand.keys) return;
   largest_norm = block_max(largest_norm);
   if (threadIdx.x == 0) atomicMax(&statistics.largest_norm, norm_bound(largest_norm));
@@ -151,6 +246,7 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ 
 template <int kPadded>
 __global__ void __launch_bounds__(kThreads) whole_heads_kernel(const __grid_constant__ PrepassParams p) {
   __shared__ uint32_t marked;
+  __shared__ float shifts[kPadded];
   let_next_kernel_begin();
   if (threadIdx.x == 0) {
     marked = 0;
@@ -158,14 +254,29 @@ __global__ void __launch_bounds__(kThreads) whole_heads_kernel(const __grid_cons
   }
   const Part part{static_cast<int32_t>(blockIdx.x), 0, p.positions};
   // The first maximum's barriers stand between the zero above and the counting.
-  const float largest_key = largest_of(p, p.operand[0], part);
-  const float largest_norm = block_max(copy_part<kPadded>(p, p.operand[0], part, largest_key, &marked));
+  float largest_key;
+  bool shifted = false;
+  if (p.shift != nullptr) {
+    float c = 0;
+    largest_key = 0;
+    const Span span = span_of<kPadded>(p, p.operand[0], part);
+    if (threadIdx.x < kPadded) {
+      c = shift_of(span, p.operand[0].rows.dtype, largest_key);
+      shifts[threadIdx.x] = p.shift[part.head * kPadded + threadIdx.x] = c;
+    }
+    shifted = __syncthreads_or(c != 0);
+    largest_key = block_max(largest_key);
+  } else {
+    largest_key = largest_of(p, p.operand[0], part);
+  }
+  const float* const shift = shifted ? shifts : nullptr;
+  const float largest_norm = block_max(copy_part<kPadded>(p, p.operand[0], part, largest_key, shift, &marked));
   const float largest_value = largest_of(p, p.operand[1], part);
-  copy_part<kPadded>(p, p.operand[1], part, largest_value, &marked);
+  copy_part<kPadded>(p, p.operand[1], part, largest_value, nullptr, &marked);
   __syncthreads();
   if (threadIdx.x == 0) {
     p.heads[part.head] = {__float_as_uint(largest_key), __float_as_uint(largest_value), norm_bound(largest_norm),
-                          marked};
+                          marked | (shifted ? kShifted : 0)};
   }
 }
 
@@ -181,8 +292,15 @@ Status run_prepass(const PrepassParams& params, cudaStream_t stream) {
     const auto bytes = reinterpret_cast<char*>(params.part_maxima) - reinterpret_cast<char*>(params.header);
     return to_status(cudaMemsetAsync(params.header, 0, static_cast<size_t>(bytes), stream), "clearing the counters");
   }
-  LLA_RETURN_IF_ERROR(launch(largest_kernel, grid, kThreads, 0, stream, "the pre-pass's largest elements", params));
-  return launch_early(params.padded == 64 ? copy_kernel<64> : copy_kernel<128>, grid, kThreads, 0, stream,
+  const bool narrow = params.padded == 64;
+  LLA_RETURN_IF_ERROR(launch(narrow ? largest_kernel<64> : largest_kernel<128>, grid, kThreads, 0, stream,
+                             "the pre-pass's largest elements", params));
+  if (params.shift != nullptr) {
+    LLA_RETURN_IF_ERROR(launch_early(narrow ? shift_kernel<64> : shift_kernel<128>,
+                                     dim3(static_cast<unsigned>(params.head_count)), params.padded, 0, stream,
+                                     "the pre-pass's shift of keys", params));
+  }
+  return launch_early(narrow ? copy_kernel<64> : copy_kernel<128>, grid, kThreads, 0, stream,
                       "the pre-pass over keys and values", params);
 }
 

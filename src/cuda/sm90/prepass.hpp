@@ -1,4 +1,8 @@
 // The pre-pass: keys and values as fp16, each head scaled by a power of two so that nothing is lost, in the workspace.
+//
+// Where all keys of a head lie far from zero along an axis, they lose their common part first: k - c, exact in fp16.
+// Nothing that is computed depends on c (logits move by a constant per row), but products of the direction with a large
+// common mean would round away what the keys differ in.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -21,6 +25,8 @@ struct PrepassParams {
   Header* header;  // cleared by the pre-pass
   HeadStatistics* heads;
   float* part_maxima;  // [head][part][operand]
+  float* part_bounds;  // [head][part][least, largest][padded], of keys
+  float* shift;        // c, [head][padded]; null: keys stay as they are
   int32_t head_count;  // (batch or 1) * heads_kv
   int32_t heads_kv;
   int32_t positions;  // per head: seqlen_k, packed total_k

@@ -15,8 +15,16 @@ struct HeadStatistics {
   uint32_t largest_key;    // of |k|, finite elements
   uint32_t largest_value;  // of |v|
   uint32_t largest_norm;   // of the scaled fp16 keys
-  uint32_t marked;         // keys and values that are marked: Mark
+  uint32_t marked;         // keys and values that are marked: Mark; kShifted
 };
+
+// In HeadStatistics::marked: the head's keys are k - c, c not zero.
+inline constexpr uint32_t kShifted = 1u << 31;
+
+// The limit of (largest - least) / |largest + least| up to which a head's keys are shifted along an axis. All have one
+// sign then, and the difference to the middle, rounded to 8 bits, is exact in fp16: of f16 keys, which have three bits
+// more than bf16's, only if they are closer together. (f32 keys are rounded to fp16 anyway.)
+constexpr float shift_limit(bool f16) { return f16 ? 0.5f : 0.85f; }
 
 // What the pre-pass found of a key or value. A row below 2^-28 of its head's largest element keeps fewer than 11 bits
 // as fp16 with the head's scale.
@@ -42,6 +50,7 @@ constexpr int64_t prepass_parts(int64_t positions) { return (positions + kPrepas
 struct WorkspaceLayout {
   int64_t header, head_statistics;
   int64_t part_maxima;              // behind both: of |k| and |v|, per head and kPrepassRows positions
+  int64_t part_bounds, key_shift;   // least and largest keys of the same, and c per head; none where x is given
   int64_t key_marks, value_marks;   // a Mark per key and head
   int64_t keys, values;             // scaled fp16, [head][position][padded dim]
   int64_t scratch, scratch_stride;  // fp32 rows of each resident block, in fragment order
@@ -63,6 +72,8 @@ struct WorkspaceLayout {
     header = take(sizeof(Header));
     head_statistics = take(heads * static_cast<int64_t>(sizeof(HeadStatistics)));
     part_maxima = take(heads * prepass_parts(keys_per_head) * 2 * 4);
+    part_bounds = take(p.given_x() ? 0 : heads * prepass_parts(keys_per_head) * 2 * dim * 4);
+    key_shift = take(p.given_x() ? 0 : heads * dim * 4);
     key_marks = take(heads * keys_per_head);
     value_marks = take(heads * keys_per_head);
     keys = take(heads * keys_per_head * dim * 2);

@@ -35,6 +35,7 @@ struct Options {
   std::string solver = "auto";
   std::optional<std::string> implementation;
   bool tf32 = false;  // f32 tensors may be rounded to TF32, which lets the tensor cores take them
+  bool batch_invariant = false;
   // Filled where given (make_row_info): by the call, and by its backward pass.
   c10::intrusive_ptr<RowInfo> info, backward_info;
 };
@@ -52,16 +53,18 @@ using MaybeText = std::optional<c10::string_view>;
 using ForwardSignature = std::tuple<at::Tensor, at::Tensor, at::Tensor>(
     const at::Tensor&, const at::Tensor&, const at::Tensor&, const MaybeTensor&, const MaybeTensor&, const MaybeTensor&,
     const MaybeTensor&, c10::SymInt, c10::SymInt, std::optional<double>, bool, c10::SymInt, c10::SymInt,
-    std::optional<double>, int64_t, c10::string_view, MaybeText, bool, bool, bool);
+    std::optional<double>, int64_t, c10::string_view, MaybeText, bool, bool, const MaybeTensor&, const MaybeTensor&,
+    const MaybeTensor&, c10::SymInt, bool, bool);
 using InferenceSignature = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const MaybeTensor&,
                                       const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, c10::SymInt,
                                       c10::SymInt, std::optional<double>, bool, c10::SymInt, c10::SymInt,
-                                      std::optional<double>, int64_t, c10::string_view, MaybeText, bool);
+                                      std::optional<double>, int64_t, c10::string_view, MaybeText, bool, bool,
+                                      const MaybeTensor&, const MaybeTensor&, const MaybeTensor&, c10::SymInt);
 using BackwardSignature = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>(
     const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const MaybeTensor&, const MaybeTensor&,
     const at::Tensor&, const MaybeTensor&, const MaybeTensor&, c10::SymInt, c10::SymInt, std::optional<double>, bool,
     c10::SymInt, c10::SymInt, std::optional<double>, int64_t, c10::string_view, MaybeText, bool, bool, bool, bool, bool,
-    bool);
+    bool, bool);
 
 template <class Signature>
 auto find(const char* name) {
@@ -88,11 +91,12 @@ class Attention : public ::torch::autograd::Function<Attention> {
                             const Options& options) {
     at::AutoDispatchBelowADInplaceOrView guard;
     static const auto op = find<ForwardSignature>("lla::forward");
-    auto [o, saved, row_info] = op.call(q, k, v, ridge, x, maybe(packing.cu_seqlens_q), maybe(packing.cu_seqlens_k),
-                                        packing.max_seqlen_q, packing.max_seqlen_k, options.scale, options.causal,
-                                        options.window_left, options.window_right, options.tol, options.max_iterations,
-                                        options.solver, text(options.implementation), options.tf32, /*save=*/true,
-                                        /*info=*/options.info.defined());
+    auto [o, saved, row_info] =
+        op.call(q, k, v, ridge, x, maybe(packing.cu_seqlens_q), maybe(packing.cu_seqlens_k), packing.max_seqlen_q,
+                packing.max_seqlen_k, options.scale, options.causal, options.window_left, options.window_right,
+                options.tol, options.max_iterations, options.solver, text(options.implementation), options.tf32,
+                options.batch_invariant, {}, {}, {}, 0, /*save=*/true,
+                /*info=*/options.info.defined());
     if (options.info) put_rows(row_info, q, *options.info);
     context->save_for_backward({q, k, v, ridge.value_or(at::Tensor()), x.value_or(at::Tensor()), packing.cu_seqlens_q,
                                 packing.cu_seqlens_k, saved});
@@ -105,6 +109,7 @@ class Attention : public ::torch::autograd::Function<Attention> {
     context->saved_data["solver"] = options.solver;
     context->saved_data["implementation"] = options.implementation;
     context->saved_data["tf32"] = options.tf32;
+    context->saved_data["batch_invariant"] = options.batch_invariant;
     if (options.backward_info) {
       context->saved_data["info"] = c10::IValue::make_capsule(options.backward_info);
     }
@@ -123,14 +128,14 @@ class Attention : public ::torch::autograd::Function<Attention> {
     const bool ridge = saved[3].defined();
     at::AutoDispatchBelowADInplaceOrView guard;
     const bool info = data.find("info") != data.end();
-    auto [dq, dk, dv, dlast, rows] =
-        op.call(grads[0].contiguous(), saved[0], saved[1], saved[2], maybe(saved[3]), maybe(saved[4]), saved[7],
-                maybe(saved[5]), maybe(saved[6]), lengths[0], lengths[1], data["scale"].toOptional<double>(),
-                data["causal"].toBool(), window[0], window[1], data["tol"].toOptional<double>(),
-                data["max_iterations"].toInt(), solver, text(implementation), data["tf32"].toBool(),
-                context->needs_input_grad(0), context->needs_input_grad(1), context->needs_input_grad(2),
-                context->needs_input_grad(3),  // the fourth tensor given: ridge or x
-                info);
+    auto [dq, dk, dv, dlast, rows] = op.call(
+        grads[0].contiguous(), saved[0], saved[1], saved[2], maybe(saved[3]), maybe(saved[4]), saved[7],
+        maybe(saved[5]), maybe(saved[6]), lengths[0], lengths[1], data["scale"].toOptional<double>(),
+        data["causal"].toBool(), window[0], window[1], data["tol"].toOptional<double>(), data["max_iterations"].toInt(),
+        solver, text(implementation), data["tf32"].toBool(), data["batch_invariant"].toBool(),
+        context->needs_input_grad(0), context->needs_input_grad(1), context->needs_input_grad(2),
+        context->needs_input_grad(3),  // the fourth tensor given: ridge or x
+        info);
     if (info) put_rows(rows, saved[0], static_cast<RowInfo&>(*data["info"].toCapsule()));
     const auto wanted = [&](size_t input, at::Tensor grad) {
       return context->needs_input_grad(input) ? grad : at::Tensor();
@@ -155,18 +160,19 @@ inline at::Tensor attend(const at::Tensor& q, const at::Tensor& k, const at::Ten
   at::AutoDispatchBelowADInplaceOrView guard;
   if (options.info) {
     static const auto op = find<ForwardSignature>("lla::forward");
-    auto [o, saved, rows] = op.call(q, k, v, ridge, x, maybe(packing.cu_seqlens_q), maybe(packing.cu_seqlens_k),
-                                    packing.max_seqlen_q, packing.max_seqlen_k, options.scale, options.causal,
-                                    options.window_left, options.window_right, options.tol, options.max_iterations,
-                                    options.solver, text(options.implementation), options.tf32, /*save=*/false,
-                                    /*info=*/true);
+    auto [o, saved, rows] =
+        op.call(q, k, v, ridge, x, maybe(packing.cu_seqlens_q), maybe(packing.cu_seqlens_k), packing.max_seqlen_q,
+                packing.max_seqlen_k, options.scale, options.causal, options.window_left, options.window_right,
+                options.tol, options.max_iterations, options.solver, text(options.implementation), options.tf32,
+                options.batch_invariant, {}, {}, {}, 0, /*save=*/false, /*info=*/true);
     put_rows(rows, q, *options.info);
     return o;
   }
   static const auto op = find<InferenceSignature>("lla::inference");
   return op.call(q, k, v, ridge, x, maybe(packing.cu_seqlens_q), maybe(packing.cu_seqlens_k), packing.max_seqlen_q,
                  packing.max_seqlen_k, options.scale, options.causal, options.window_left, options.window_right,
-                 options.tol, options.max_iterations, options.solver, text(options.implementation), options.tf32);
+                 options.tol, options.max_iterations, options.solver, text(options.implementation), options.tf32,
+                 options.batch_invariant, {}, {}, {}, 0);
 }
 
 }  // namespace detail

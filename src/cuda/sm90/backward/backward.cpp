@@ -60,6 +60,8 @@ struct Run {
     params.header = at<Header>(layout.forward.header);
     params.heads = at<HeadStatistics>(layout.forward.head_statistics);
     params.part_maxima = at<float>(layout.forward.part_maxima);
+    params.part_bounds = at<float>(layout.forward.part_bounds);
+    params.shift = p.given_x() ? nullptr : at<float>(layout.forward.key_shift);
     params.head_count = static_cast<int32_t>(key_heads());
     params.heads_kv = static_cast<int32_t>(p.heads_kv);
     params.positions = static_cast<int32_t>(keys_per_head());
@@ -97,19 +99,19 @@ struct Run {
     params.cu_q = call.cu_seqlens_q, params.cu_k = call.cu_seqlens_k;
     params.scale_log2 = scale_log2(p.scale);
     params.negative_scale = p.scale < 0;
-    // λ's gradient, -x y, follows y's residual most closely: a tenth less of it keeps the promised accuracy for every
-    // kind. Where rows see few keys x is large in directions the keys do not reach, and y's error there, which its
-    // residual hardly shows, meets it: half the residual, and at least three steps.
-    params.tolerance_squared = static_cast<float>(0.81 * p.tolerance * p.tolerance);
-    params.few_keys_tolerance_squared = static_cast<float>(0.25 * p.tolerance * p.tolerance);
-    params.few_keys_iterations = 3;
-    params.split_passes = std::numeric_limits<int32_t>::max();
+    const SolveLimits limits = solve_limits(p);
+    params.tolerance_squared = static_cast<float>(limits.tolerance * limits.tolerance);
+    params.few_keys_tolerance_squared = static_cast<float>(limits.few_keys_tolerance * limits.few_keys_tolerance);
+    params.most_told = most_told(p.tolerance);
+    params.few_keys_iterations = limits.few_keys_iterations;
+    params.split_passes = limits.split_passes;
     const core::StopRule rule = core::stop_rule(p);
     params.part_squared = static_cast<float>(rule.part * rule.part);
     params.least_squared = static_cast<float>(rule.least * rule.least);
     params.max_iterations = std::min(p.max_iterations, kMostIterations);
     params.header = at<Header>(layout.forward.header);
     params.heads = at<HeadStatistics>(layout.forward.head_statistics);
+    params.key_shift = at<float>(layout.forward.key_shift);
     params.key_marks = at<uint8_t>(layout.forward.key_marks),
     params.value_marks = at<uint8_t>(layout.forward.value_marks);
     params.scratch = at<float>(layout.forward.scratch);
@@ -145,6 +147,7 @@ struct Run {
     params.max = section(saved.max), params.omega = section(saved.omega);
     params.sizes = at<RowSizes>(layout.sizes);
     params.heads = at<HeadStatistics>(layout.forward.head_statistics);
+    params.key_shift = at<float>(layout.forward.key_shift);
     params.bounds = at<HeadBounds>(layout.bounds);
     params.head_exponents = at<int32_t>(layout.head_exponents);
     for (int i = 0; i < kQueryOperands; ++i) params.operand[i] = at<uint16_t>(layout.operand[i]);
@@ -190,6 +193,7 @@ struct Run {
     params.rows = at<RowConstants>(layout.rows);
     params.units = at<RowUnits>(layout.units);
     params.heads = at<HeadStatistics>(layout.forward.head_statistics);
+    params.key_shift = at<float>(layout.forward.key_shift);
     params.mean_k = section(saved.mean_k);
     params.y = at<float>(layout.y);
     params.dq = rows_of(call.dq), params.dx = rows_of(call.dx);
@@ -206,7 +210,7 @@ struct Run {
     params.cu_q = call.cu_seqlens_q, params.cu_k = call.cu_seqlens_k;
     params.heads_kv = static_cast<int32_t>(p.heads_kv);
     params.dim = static_cast<int32_t>(p.dim), params.value_dim = static_cast<int32_t>(p.value_dim);
-    params.heads_together = heads_together();
+    params.heads_together = heads_together(p);
     params.low = at<uint32_t>(layout.low);
     params.rows = at<RowConstants>(layout.rows);
     params.head_exponents = at<int32_t>(layout.head_exponents);
@@ -214,13 +218,6 @@ struct Run {
     const auto launch = padded == 64 ? (p.given_x() ? launch_key_pass<64, false> : launch_key_pass<64, true>)
                                      : (p.given_x() ? launch_key_pass<128, false> : launch_key_pass<128, true>);
     return launch(params, stream);
-  }
-
-  // Blocks of as many heads side by side as keep their operands in a cache of about 24 MB.
-  int32_t heads_together() const {
-    const int64_t per_head = std::max<int64_t>(1, p.seqlen_q * p.group() * padded * 2 * (p.given_x() ? 4 : 6));
-    return static_cast<int32_t>(
-        std::clamp<int64_t>((int64_t{24} << 20) / per_head, 1, std::max<int64_t>(p.batch * p.heads_kv, 1)));
   }
 
   Status all() const {

@@ -39,21 +39,29 @@ constexpr int plus(int a, int b) { return a <= kNoExponent / 2 || b <= kNoExpone
 struct RowExponents {
   int q, g, x, y;
   int alpha, beta;
+  int both;  // of the bound of P (a b - c)
 };
+
+// The exponent of the bound of sqrt(Σ p a²) from x·(q - mean key) of a solved row: Σ p a² = 1 + Σ p E² is no more than
+// 1 + that. Twice the root, because solves are not exact.
+constexpr int energy_exponent(float energy) {
+  return energy > 0 ? (exponent_above(1 + energy) + 1) / 2 + 1 : 1;
+}
+inline constexpr int kNoEnergy = kExponentBias / 4;  // where x is any vector
 
 // |E| <= 2 |x| |k|, |gamma - tau| <= 2 |G| |v|, |F| <= 2 |y| |k|; norms bounded by exponents.
 //
 // b enters only in P b and dS, whose sums over keys are zero. So where one key has nearly all the weight, all but
 // 2^rest, not even that key's element exceeds 2^rest times the bound of b (of a b), and beta may be that much smaller.
 // Without it the elements of a peaked row, which all are small, would be left with few of fp16's bits.
+//
+// Where x is long, the bound of a is far above what a is wherever there is weight: P |a b| is at most sqrt(Σ p a²)
+// times the bound of b as well, 2^energy of it, and for all but the heaviest key 2^(energy + rest/2) of it.
 constexpr RowExponents row_exponents(int q, int g, int x, int y, int g_norm, int x_norm, int y_norm, int key_norm,
-                                     int value_norm, int rest) {
-  return {q,
-          g,
-          x,
-          y,
-          larger(0, plus(x_norm, key_norm) + 1) + 1,
-          plus(larger(plus(g_norm, value_norm), plus(y_norm, key_norm)), 2 + rest)};
+                                     int value_norm, int rest, int energy) {
+  const int alpha = larger(0, plus(x_norm, key_norm) + 1) + 1;
+  const int beta = plus(larger(plus(g_norm, value_norm), plus(y_norm, key_norm)), 2 + rest);
+  return {q, g, x, y, alpha, beta, plus(beta, smaller(alpha, energy + (1 - rest) / 2))};
 }
 
 // Of a head's values: |v| <= largest sqrt(dim), half the exponent of the dimension, rounded up.
@@ -79,20 +87,20 @@ constexpr float rest_bound(float power_of_mean, float omega) {
 inline constexpr int kSpread = 12;
 
 // What a row adds to the maxima of HeadBounds, in its order; 0 where it adds nothing.
-inline constexpr int kHeadBounds = 10;
+inline constexpr int kHeadBounds = 11;
 constexpr uint32_t biased(int e) { return e > kNoExponent ? static_cast<uint32_t>(e + kExponentBias) : 0; }
 constexpr void row_bounds(uint32_t (&to)[kHeadBounds], const RowExponents& e) {
   to[0] = biased(e.q), to[1] = biased(e.g), to[2] = biased(e.x), to[3] = biased(e.y);
   to[4] = biased(e.alpha), to[5] = biased(e.beta);
   to[6] = biased(plus(e.g, e.alpha)), to[7] = biased(plus(e.y, e.alpha)), to[8] = biased(plus(e.x, e.beta));
-  to[9] = biased(plus(plus(e.q, e.alpha), e.beta));
+  to[9] = biased(plus(e.q, e.both)), to[10] = biased(e.both);
 }
 
 struct HeadExponents {
-  int alpha, beta;  // largest of the head
+  int alpha, beta, both;  // largest of the head
   int rows;         // h: X = x 2^(beta + h), Y = -y 2^(alpha + h)
   int g;            // G 2^(alpha + g), so that G V and Y K share an accumulator
-  int q;            // Q = q 2^(alpha_beta + q)
+  int q;            // Q = q 2^(both + q)
   int scale;        // of the logits' scale
 
   constexpr HeadExponents(const HeadBounds& b, float logit_scale, int key_scale, int value_scale) {
@@ -105,14 +113,16 @@ struct HeadExponents {
       beta =
           smaller(15 - larger(of(b.x), -kExponentBias / 4), 14 - larger(of(b.q), -kExponentBias / 4) - alpha - scale);
       beta -= rows;
+      both = alpha + beta;
       g = rows + key_scale - value_scale;
       q = rows + 1 + scale;
       return;
     }
     beta = of(b.beta);
+    both = of(b.both);
     const int y_most = larger(of(b.y_alpha), plus(of(b.y), alpha - kSpread));
     const int x_most = larger(of(b.x_beta), plus(of(b.x), beta - kSpread));
-    const int q_most = larger(of(b.q_alpha_beta), plus(of(b.q), alpha + beta - kSpread));
+    const int q_most = larger(of(b.q_both), plus(of(b.q), both - kSpread));
     int h = 15 - larger(y_most, x_most);
     h = smaller(h, 15 - q_most - 1 - scale);
     h = smaller(h, 15 - g_most + value_scale - key_scale);
@@ -123,10 +133,7 @@ struct HeadExponents {
 
   constexpr int row_alpha(const RowExponents& r) const { return larger(r.alpha, alpha - kSpread); }
   constexpr int row_beta(const RowExponents& r) const { return larger(r.beta, beta - kSpread); }
-  // What Q carries for dS; its own floor is lower, so that it seldom binds.
-  constexpr int row_alpha_beta(const RowExponents& r) const {
-    return larger(row_alpha(r) + row_beta(r), alpha + beta - kSpread - 2);
-  }
+  constexpr int row_both(const RowExponents& r) const { return larger(r.both, both - kSpread); }  // for dS
 };
 
 }  // namespace lla::cuda::sm90

@@ -227,7 +227,7 @@ __device__ __forceinline__ void key_pass_elements(uint32_t (&pa)[4], uint32_t (&
     for (int h = 0; h < 2; ++h) {
       pa[2 * i + h] = pack(out_a[h][0], out_a[h][1]);
       pb[2 * i + h] = pack(out_b[h][0], out_b[h][1]);
-      ds[2 * i + h] = pack(out_s[h][0], out_s[h][1]);
+      ds[2 * i + h] = pack_saturated(out_s[h][0], out_s[h][1]);
     }
   }
 }

@@ -116,21 +116,34 @@ __global__ void __launch_bounds__(kThreads, 3) operands_kernel(const __grid_cons
     if (here) sizes = p.sizes[at], omega = p.omega[at], max = p.max[at];
     bool bad = sizes.alpha == kBadRow;
     const bool zero = sizes.alpha == kZeroRow, none = bad || zero;
-    const RowExponents exponents{0, 0, 0, 0, none ? kNoExponent : sizes.alpha, none ? kNoExponent : sizes.beta};
+    const RowExponents exponents{0,
+                                 0,
+                                 0,
+                                 0,
+                                 none ? kNoExponent : sizes.alpha,
+                                 none ? kNoExponent : sizes.beta,
+                                 none ? kNoExponent : sizes.both};
     const int alpha = head.row_alpha(exponents), beta = head.row_beta(exponents);
-    const int alpha_beta = head.row_alpha_beta(exponents);
+    const int both = head.row_both(exponents);
     const int unit = none ? 0 : sizes.unit;
     const int64_t to = at * kPadded + column;
 
     float q[8], g[8], x[8], y[8], mean[8];
     from_q.get(q, p.q), from_g.get(g, p.g), from_x.get(x, p.x), from_k.get(mean, p.mean_k);
     if constexpr (kSolve) from_y.get(y, p.y);
+    if (kSolve && (statistics.marked & kShifted)) {  // saved statistics are of the keys as they are
+      const float* const c = p.key_shift + place.statistics * kPadded + column;
+      float shift = 0;
+      for (int i = 0; i < 8; ++i) shift = fmaf(q[i], c[i], shift), mean[i] -= here ? c[i] : 0.0f;
+      shift = row_sum<kLanes>(shift) * (p.scale * kLog2E);
+      max -= floorf(shift), omega *= exp2f(floorf(shift) - shift);
+    }
     for (int i = 0; i < 8; ++i) {
       if (none) q[i] = g[i] = x[i] = y[i] = 0;
       if (!kSolve) y[i] = 0;
     }
     if (here) {
-      write_scaled(p.operand[kOpQ] + to, q, PowerOfTwo(alpha_beta + head.q));
+      write_scaled(p.operand[kOpQ] + to, q, PowerOfTwo(both + head.q));
       write_scaled(p.operand[kOpG] + to, g, PowerOfTwo(alpha + head.g));
     }
     // The means of E and F belong to what the products will see of x and y: without low parts, to the rounded ones. E
@@ -168,8 +181,8 @@ __global__ void __launch_bounds__(kThreads, 3) operands_kernel(const __grid_cons
     const float nan = __int_as_float(0x7fffffff);
     RowConstants c;
     c.inverse = omega > 0 ? 1.f / omega : 0.f;
-    c.inverse_ds = c.inverse * p.scale * power_of_two(alpha + beta - alpha_beta - 1 - head.scale);
-    c.logit = PowerOfTwo(-(alpha_beta + head.q + key_scale)) * (p.scale * kLog2E);
+    c.inverse_ds = c.inverse * p.scale * power_of_two(alpha + beta - both - 1 - head.scale);
+    c.logit = PowerOfTwo(-(both + head.q + key_scale)) * (p.scale * kLog2E);
     c.shift = 15.f - max;
     c.edge = power_of_two(-(alpha + beta + head.rows + key_scale));
     c.a0 = (1.f - e_mean) * power_of_two(-alpha);
@@ -183,6 +196,8 @@ __global__ void __launch_bounds__(kThreads, 3) operands_kernel(const __grid_cons
     if (p.info.status != nullptr) p.info.status[at] = bad ? LLA_ROW_NAN : LLA_ROW_OK;
     RowUnits units;
     units.one = power_of_two(-alpha);
+    // W is at most 2^15 and ω P, so with ω the bound of P |a b| is that of W |a b|, too.
+    units.lift = kSolve ? power_of_two(larger(0, alpha + beta - both - exponent_above(omega))) : 1.0f;
     units.dx_exponent = beta;
     units.dq_exponent = kSolve ? unit + key_scale : alpha + beta + head.scale;  // with a solve, y's
     units.scale = PowerOfTwo(alpha + beta - units.dq_exponent) * p.scale;

@@ -20,6 +20,7 @@ struct OperandParams {
   const float *max, *omega;  // saved, per row
   RowSizes* sizes;
   const HeadStatistics* heads;
+  const float* key_shift;             // [key head][padded]; where HeadStatistics say kShifted
   HeadBounds* bounds;                 // zeroed before
   int32_t* head_exponents;            // two per (batch, key head): see KeyPassParams
   uint16_t* operand[kQueryOperands];  // low parts: written only where `low` says so

@@ -24,8 +24,9 @@ struct HeadBounds {
   uint32_t q, g, x, y;        // largest elements
   uint32_t alpha, beta;       // bounds of |a| and |b|
   uint32_t g_alpha, y_alpha;  // of a row's G times its bound of a, ...
-  uint32_t x_beta, q_alpha_beta;
-  uint32_t unused[2];
+  uint32_t x_beta, q_both;
+  uint32_t both;  // bound of P |a b|
+  uint32_t unused;
 };
 
 // Units of a row. Gradients may be as small or large as floats go, so what is linear in G is kept in units of the row:
@@ -43,7 +44,7 @@ struct alignas(16) RowStart {
 // Per query, by whoever has seen its vectors first (the solve, or a kernel of its own where x is given): all that
 // making its operands needs beside them.
 struct alignas(16) RowSizes {
-  int16_t alpha, beta;  // exponents of the bounds of |a| and |b|
+  int16_t alpha, beta, both;  // exponents of the bounds of |a|, |b| and P |a b|
   int16_t unit;
   float tau, c;  // in the row's unit
   float low;     // x and y get low parts unless x·(q - mean key) reaches this: LowParts
@@ -55,6 +56,7 @@ inline constexpr int16_t kZeroRow = INT16_MIN + 1;  // of one whose gradient is 
 struct alignas(16) RowUnits {
   float scale;  // of the sum behind dq, in what dq_exponent undoes
   float one;    // 2^-alpha: 1 in units of a'
+  float lift = 1;  // what W (a' b' - c') is multiplied by, so that it makes use of fp16: with a solve only
   int32_t dq_exponent, dx_exponent;
 };
 

@@ -107,7 +107,8 @@ __device__ __forceinline__ void row_pass_producer(const RowPassParams& p, typena
   }
 }
 
-// What a thread needs of its two rows. With c in the sum, a and c are halved: |a b - c| is at most 2.
+// What a thread needs of its two rows. With c in the sum, a and c are halved, because |a b - c| is at most 2, and lifted
+// by what that bound is too large.
 struct RowPair {
   float logit[2], shift[2], edge_a[2], edge_b[2], a0[2], b0[2], minus_c[2];
   int32_t begin[2], end[2];  // visible keys
@@ -148,7 +149,7 @@ __device__ __forceinline__ void row_pass_elements(uint32_t (&ut)[4], uint32_t (&
         const float2 rounded = unpack(ut[2 * i + h]);
         sum_t[h] += rounded.x + rounded.y;
       }
-      uq[2 * i + h] = pack(q[0], q[1]);
+      uq[2 * i + h] = Config::kSolve ? pack_saturated(q[0], q[1]) : pack(q[0], q[1]);
       const float2 rounded = unpack(uq[2 * i + h]);
       sum_q[h] += rounded.x + rounded.y;
     }
@@ -211,10 +212,11 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
       c = p.rows[saved_row + 8 * h];
       range = visible_keys(p.shape, rb.block, position);
     }
-    constexpr float kHalf = Config::kSolve ? 0.5f : 1.f;
+    float factor = 1.f;
+    if constexpr (Config::kSolve) factor = position < rb.block.length_q ? 0.5f * p.units[saved_row + 8 * h].lift : 1.f;
     row.logit[h] = c.logit, row.shift[h] = c.shift;
-    row.edge_a[h] = kHalf * c.edge, row.edge_b[h] = c.edge;
-    row.a0[h] = kHalf * c.a0, row.b0[h] = c.b0, row.minus_c[h] = kHalf * c.minus_c;
+    row.edge_a[h] = factor * c.edge, row.edge_b[h] = c.edge;
+    row.a0[h] = factor * c.a0, row.b0[h] = c.b0, row.minus_c[h] = factor * c.minus_c;
     row.begin[h] = range.begin, row.end[h] = range.end;
   }
   uint32_t q[Config::kQInRegisters ? kDim / 4 : 1];
@@ -330,16 +332,18 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
   const int64_t row0 = rb.query_row - rb.block.first_row;
   const int64_t at_row[2] = {row0 + own_rows.row[0], row0 + own_rows.row[1]};
   RowUnits units[2];
-  float inverse[2], scale_q[2];
+  float inverse[2], scale_q[2], down[2];  // down: what undoes the halving and lifting
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     units[h] = p.units[at_row[h]];
     inverse[h] = p.rows[at_row[h]].inverse * 0x1p-15f;
     sum_t[h] = quad_sum(sum_t[h]), sum_q[h] = quad_sum(sum_q[h]), sum_b[h] = quad_sum(sum_b[h]);
     if constexpr (Config::kSolve) sum_a[h] = quad_sum(sum_a[h]);
-    scale_q[h] = units[h].scale * inverse[h] * (Config::kSolve ? 2.f : 1.f);
+    down[h] = Config::kSolve ? 2.f * inverse_power_of_two(units[h].lift) : 1.f;
+    scale_q[h] = units[h].scale * inverse[h] * down[h];
   }
   const float key_scale = 1.f / power_of_two_scale(__uint_as_float(p.heads[rb.statistics].largest_key));
+  const bool shifted = p.heads[rb.statistics].marked & kShifted;
   // For the key pass, whose sums cannot see it: what rounding left of the sums of P b and dS over the keys, both zero.
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -348,12 +352,12 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
     const float excess = sum_b[h] * inverse[h];  // of P b'; moves b' ...
     const float c = excess * units[h].one;       // ... and so c', by the sum of P a' times it
     if constexpr (Config::kSolve) {
-      const float a0 = 2.f * (row.a0[h] - sum_a[h] * inverse[h]) + units[h].one;
+      const float a0 = down[h] * (row.a0[h] - sum_a[h] * inverse[h]) + units[h].one;
       move_mean(to, row.b0[h], excess, a0, units[h].one);
     } else {
       to.b0 = row.b0[h] - excess;
     }
-    to.minus_c = Config::kSolve ? 2.f * (row.minus_c[h] - sum_q[h] * inverse[h]) + c : c - sum_q[h] * inverse[h];
+    to.minus_c = Config::kSolve ? down[h] * (row.minus_c[h] - sum_q[h] * inverse[h]) + c : c - sum_q[h] * inverse[h];
     if (row.end[h] - row.begin[h] == 1 && finite(row.b0[h])) {  // one key: a is 1 and b is 0, to the last bit
       to.edge = to.b0 = to.minus_c = 0.f;
       to.a0 = units[h].one;
@@ -366,6 +370,14 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
   for (int half = 0; half < 2; ++half) {
     float mean[kDim / 4], y[Config::kSolve ? kDim / 4 : 1];
     load_half_rows<kDim>(mean, means, half, p.dim, lane.column);
+    if (Config::kSolve && shifted) {
+#pragma unroll
+      for (int i = 0; i < kDim / 8; ++i) {
+        const int at = half * (kDim / 2) + 8 * (i / 2) + lane.column;
+        const float2 c = __ldg(reinterpret_cast<const float2*>(p.key_shift + int64_t{rb.statistics} * kDim + at));
+        mean[2 * i] -= c.x, mean[2 * i + 1] -= c.y;
+      }
+    }
     if constexpr (Config::kSolve) load_half_rows<kDim>(y, solved, half, p.dim, lane.column);
     if constexpr (Config::kTarget) centre_half<kDim>(target, mean, half, sum_t, key_scale, inverse);
     centre_half<kDim>(dq, mean, half, sum_q, key_scale, scale_q);

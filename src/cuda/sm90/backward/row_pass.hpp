@@ -21,6 +21,7 @@ struct RowPassParams {
   RowConstants* rows;
   const RowUnits* units;
   const HeadStatistics* heads;
+  const float* key_shift;  // [key head][padded]; where HeadStatistics say kShifted
   const float* mean_k;  // saved, [row][dim]
   const float* y;       // [row][padded], in units of the row
   Rows dq, dx;          // data null: not wanted

@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kOperandThreads, kKind == RowKind::narrow ? 4 
     const bool zero = !bad && of_g == 0;
     const int g_norm = norm_exponent<kLanes>(g, g_largest), x_norm = norm_exponent<kLanes>(x, x_largest);
     const RowExponents e = row_exponents(exponent_of_field(of_q), g_largest, x_largest, kNoExponent, g_norm, x_norm,
-                                         kNoExponent, key_norm, value_norm, rest);
+                                         kNoExponent, key_norm, value_norm, rest, kNoEnergy);
     if (!here) continue;
     if (!bad && !zero) {
       uint32_t bounds[kHeadBounds];
@@ -90,6 +90,7 @@ __global__ void __launch_bounds__(kOperandThreads, kKind == RowKind::narrow ? 4 
                      : zero ? kZeroRow
                             : static_cast<int16_t>(e.alpha),
                      static_cast<int16_t>(e.beta),
+                     static_cast<int16_t>(e.both),
                      static_cast<int16_t>(unit),
                      tau,
                      0.0f,

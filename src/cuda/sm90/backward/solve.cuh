@@ -37,8 +37,10 @@ struct SolveConsumer : Consumer<Config> {
   using typename Base::Words;
   static constexpr int kDim = Config::kDim, kKeys = Config::kKeys;
 
-  // Σ exp2(logit - max) of a row below this: one weight is more than a sixteenth of it.
-  static constexpr float kPeaked = 8;
+  // dk follows y's error times x: where x·(q - mean key) is large, what rounding U once leaves in t and in y's first
+  // steps shows in it. With attention on one key next to all (`balance`) or on many, the steps are small themselves.
+  // Limits from emulation: every peaked kind is above them, of ordinary data only anisotropic keys at small λ.
+  static constexpr float kLongTarget = 8 * Config::kDim, kLongSteps = 3 * Config::kDim;
 
   // The scratch vector t is kept in: the saved mean value needs none.
   static constexpr int kTarget = WorkspaceLayout::kMeanV;
@@ -146,7 +148,7 @@ struct SolveConsumer : Consumer<Config> {
     t.ring.release(value);
   }
 
-  // The same with U in two parts, one tile after the other: for rows with few keys, or few heavy ones.
+  // The same with U in two parts, one tile after the other: for rows with few keys, or a long x.
   __device__ __forceinline__ void split_target(Vector& target, Pair<float>& sums, __half2 (&most)[2],
                                                const Direction& d, int count) {
     const TileRange clear = uniform(this->tiles().clear);
@@ -233,8 +235,42 @@ struct SolveConsumer : Consumer<Config> {
     for (int e = 0; e < kDim / 2; ++e) rhs[e] *= down[row_of(e)];
   }
 
-  // Saved statistics, G, t and the first direction. Returns whether a row of this thread is to be solved.
-  __device__ __forceinline__ bool prepare(const ForwardBlock b, DirectionWords& direction, Direction& d) {
+  // x·(q - mean key) = Σ p E² + Σ λ x² of the warpgroup's rows, into shared memory. Threads side by side take a row,
+  // eight columns each, so that few reads are under way at once and each is a whole line.
+  __device__ __forceinline__ float* energies() const { return s.row_scales(group) + kGroupRows; }
+  __device__ __forceinline__ void find_energies(const ForwardBlock& b, const Lane& lane) {
+    constexpr int kLanes = kDim / 8, kStep = kWarpgroup / kLanes;
+    const int column = lane.thread % kLanes, first_row = this->tiles().first_row;
+#pragma unroll 4
+    for (int row = lane.thread / kLanes; row < kGroupRows; row += kStep) {
+      const int64_t at = row_index(p, b.block, min(first_row + row, b.block.length_q - 1)) * p.dim + column * 8;
+      const bool there = column * 8 < p.dim;
+      const float4 zero = make_float4(0, 0, 0, 0);
+      const auto part = [&](const float* from, int half) {
+        return there ? __ldg(reinterpret_cast<const float4*>(from + at) + half) : zero;
+      };
+      const float4 x[2] = {part(p.saved.x, 0), part(p.saved.x, 1)};
+      const float4 mean[2] = {part(p.saved.mean_k, 0), part(p.saved.mean_k, 1)};
+      const uint4 words = tile_word<uint4>(s.queries(group), tile_offset(row, column));
+      const float q_scale = s.row_scales(group)[row], back = (p.negative_scale ? -1.0f : 1.0f) / q_scale;
+      const float2 q[4] = {unpack(words.x), unpack(words.y), unpack(words.z), unpack(words.w)};
+      float energy = 0;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        energy = fmaf(x[h].x, fmaf(q[2 * h].x, back, -mean[h].x), energy);
+        energy = fmaf(x[h].y, fmaf(q[2 * h].y, back, -mean[h].y), energy);
+        energy = fmaf(x[h].z, fmaf(q[2 * h + 1].x, back, -mean[h].z), energy);
+        energy = fmaf(x[h].w, fmaf(q[2 * h + 1].y, back, -mean[h].w), energy);
+      }
+#pragma unroll
+      for (int mask = kLanes / 2; mask > 0; mask /= 2) energy += __shfl_xor_sync(0xffffffffu, energy, mask);
+      if (column == 0) energies()[row] = energy;
+    }
+  }
+
+  // Saved statistics, G, t and the first direction; `split`: passes of the solve with U in two parts. Returns whether a
+  // row of this thread is to be solved.
+  __device__ __forceinline__ bool prepare(const ForwardBlock b, DirectionWords& direction, Direction& d, int& split) {
     const Lane lane = Base::own_lane();
     const OwnRows own_rows(b.block, this->tiles().first_row, lane);
     const HeadScales head = this->tiles().head;
@@ -245,20 +281,27 @@ struct SolveConsumer : Consumer<Config> {
                                  s.spare_operand(group));
     g_rows.fetch();
     prefetch_saved(p.saved.mean_k, p.dim, b.block, lane);
+    prefetch_saved(p.saved.x, p.dim, b.block, lane);
     Solve solve;
     Pair<bool> good;
-    Pair<float> q_scale;
+    Pair<float> q_scale, shift = {0, 0};
+    if (uniform(head.shifted)) {
+      // Saved statistics are of the keys as they are. A bound of the logits that is too large by one does no harm.
+      logit_shift<kDim>(shift, p, b.head_index, s.queries(group),
+                        {rows.scale[0] * head.key, rows.scale[1] * head.key}, lane);
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int64_t index = row_index(p, b.block, own_rows.row[r]);
       const float bound = p.saved.max[index], omega = p.saved.omega[index];
       q_scale[r] = s.row_scales(group)[lane.row + 8 * r];
       good[r] = finite(q_scale[r]) && finite(bound) && finite(omega);
-      rows.shift[r] = kWeightExponent - (good[r] ? bound : 0.0f);
-      solve.omega[r] = good[r] ? omega * kWeightScale : 0.0f;
+      rows.shift[r] = kWeightExponent - (good[r] ? bound - floorf(shift[r]) : 0.0f);
+      solve.omega[r] = good[r] ? omega * exp2f(floorf(shift[r]) - shift[r]) * kWeightScale : 0.0f;
       solve.ridge[r] = p.ridge.per_dim ? 0.0f : scaled_ridge(row_ridge(p.ridge, b.block, own_rows.row[r]), head.key);
       good[r] = good[r] && solve.ridge[r] >= 0;
     }
+    find_energies(b, lane);
     this->sync_group();  // every thread has read the scales of the queries
     g_rows.template write<false>(s.row_scales(group), 1.0f);
     fence_async_proxy();
@@ -296,17 +339,31 @@ struct SolveConsumer : Consumer<Config> {
     }
     // Values are scaled below 2^15, so their norm is below 2^15 sqrt(dim).
     finish_direction(d, squares, tau, 0x1p15f * (kDim == 64 ? 8.0f : 11.3138f), {0, 0});
-    // With few heavy keys U is large at them, and t the small difference of large terms.
-    const auto peaked = [&](int r) {
-      return largest_g[r] > 0 && solve.omega[r] > 0 && solve.omega[r] < kPeaked * kWeightScale;
+    const Pair<float> energy = {energies()[lane.row], energies()[lane.row + 8]};
+    SolveMemory::store_note(this->row_state(), energy, lane);
+    const auto matters = [&](int r, float factor, float limit) {  // a row without gradient does not
+      return largest_g[r] > 0 && good[r] && factor * energy[r] > limit;
     };
-    const bool split = named_any(kGroupBarrier + group, kWarpgroup, this->tiles().few_keys || peaked(0) || peaked(1));
+    const bool few = this->few_keys();
+    const bool long_x = named_any(kGroupBarrier + group, kWarpgroup,
+                                  matters(0, 1, kLongTarget) || matters(1, 1, kLongTarget));
     Pair<float> sums, largest;
-    target_pass(rhs, sums, largest, d, uniform(split) != 0);
+    target_pass(rhs, sums, largest, d, few || uniform(long_x) != 0);
     load_saved(mean, p.saved.mean_k, p.dim, b.block, own_rows, lane);
-    const Pair<float> balance = {Base::balance_of(largest[0], solve.omega[0]),
-                                 Base::balance_of(largest[1], solve.omega[1])};
-    SolveMemory::store_balance(this->row_state(), balance, lane);
+    if (uniform(head.shifted)) {
+#pragma unroll
+      for (int i = 0; i < kDim / 4; ++i) {
+        const float2 c = key_shift<kDim>(p, b.head_index, i / 2, lane);
+        mean[2 * i] -= c.x, mean[2 * i + 1] -= c.y;
+      }
+    }
+    const auto long_steps = [&](int r) {
+      return matters(r, Base::balance_of(largest[r], solve.omega[r]), kLongSteps) && matters(r, 1, kLongTarget);
+    };
+    split = uniform(named_any(kGroupBarrier + group, kWarpgroup, long_steps(0) || long_steps(1)))
+                ? Base::kSplitPasses
+                : 0;
+    if (few) split = p.split_passes;
     if (lane.column == 0) {
       Pair<KeyRange> keys;
       this->visible(keys, lane);
@@ -424,7 +481,10 @@ struct SolveConsumer : Consumer<Config> {
       }
     }
     Pair<Size> x_size, y_size;
-    Pair<float> x_squared, y_squared;
+    Pair<float> x_squared, y_squared, energy_of_x;
+    SolveMemory::fetch_note(energy_of_x, this->row_state(), lane);
+    Pair<float> steps;
+    SolveMemory::fetch_steps(steps, this->row_state(), lane);
     sizes_of(x_size, x_squared, x);
     sizes_of(y_size, y_squared, y);
     const int key_exponent = exponent_above(head.key) - 1;  // of what gives x and y their true size
@@ -439,7 +499,8 @@ struct SolveConsumer : Consumer<Config> {
       const RowExponents exponents = row_exponents(
           start[r].q, start[r].g, plus(x_size[r].largest, key_exponent),
           plus(y_size[r].largest, key_exponent + start[r].unit), start[r].g_norm, plus(x_size[r].norm, key_exponent),
-          plus(y_size[r].norm, key_exponent + start[r].unit), key_norm, value_norm, start[r].rest);
+          plus(y_size[r].norm, key_exponent + start[r].unit), key_norm, value_norm, start[r].rest,
+          energy_exponent(energy_of_x[r]));
       const bool bad = solve.status[r] == LLA_ROW_NAN || x_size[r].largest == kNotFinite ||
                        y_size[r].largest == kNotFinite || !finite(c[r]);
       const bool zero = !bad && start[r].g == kNoExponent;
@@ -461,6 +522,7 @@ struct SolveConsumer : Consumer<Config> {
       RowSizes sizes;
       sizes.alpha = bad ? kBadRow : zero ? kZeroRow : static_cast<int16_t>(exponents.alpha);
       sizes.beta = static_cast<int16_t>(exponents.beta);
+      sizes.both = static_cast<int16_t>(exponents.both);
       sizes.unit = start[r].unit;
       sizes.tau = start[r].tau * power_of_two(-start[r].norm);
       sizes.c = c[r];
@@ -471,10 +533,10 @@ struct SolveConsumer : Consumer<Config> {
       if (bad || zero) sizes.low = -INFINITY;
       solve_params.sizes[index] = sizes;
       if (p.info.iterations != nullptr) p.info.iterations[index] = solve.iterations[r];
-      if (p.info.residual != nullptr) {
-        p.info.residual[index] = solve.rr_start[r] > 0 ? sqrtf(solve.rr[r] / solve.rr_start[r]) : 0.0f;
-      }
-      if (p.info.status != nullptr) p.info.status[index] = solve.status[r];
+      const float balance = power_of_two(smaller(start[r].rest, -1));
+      const float told = told_residual(solve, r, balance, steps[r], head.key_norm);
+      if (p.info.residual != nullptr) p.info.residual[index] = told;
+      if (p.info.status != nullptr) p.info.status[index] = this->told_status(solve, r, told);
     }
     raise_bounds(&solve_params.bounds[b.head_index], most);
   }
@@ -483,10 +545,11 @@ struct SolveConsumer : Consumer<Config> {
     DirectionWords direction;
     Direction d;
     this->begin();
-    const bool active = prepare(this->tiles().item, direction, d);
+    int split;
+    const bool active = prepare(this->tiles().item, direction, d, split);
     const bool more = this->publish(active);
     const int live = this->live_tiles();
-    this->template solve<true>(direction, d, live, more);
+    this->template solve<true>(direction, d, live, more, split, false);
     if (more) release_ahead(min(live, kTilesAhead));
     write_rows(this->tiles().item);
   }

@@ -26,12 +26,14 @@ struct ForwardBlock {
 // Powers of two the pre-pass scaled a head by, and the bound of its scaled keys' norms.
 struct HeadScales {
   float key, value, key_norm;
+  bool shifted;  // the keys' common part was taken away
 
   __device__ __forceinline__ HeadScales(const ForwardParams& p, int head_index) {
     const uint4 head = *reinterpret_cast<const uint4*>(p.heads + head_index);
     key = power_of_two_scale(__uint_as_float(head.x));
     value = power_of_two_scale(__uint_as_float(head.y));
     key_norm = fmaxf(__uint_as_float(head.z), 1.0f);  // also where all keys are zero: scales are made of it
+    shifted = head.w & kShifted;
   }
 };
 
@@ -54,7 +56,7 @@ struct OwnRows {
 __device__ __forceinline__ void marks_seen(Pair<uint32_t>& marks, const ForwardParams& p, int head_index,
                                            int64_t key_row, const Pair<KeyRange>& keys, const Lane& lane) {
   marks[0] = marks[1] = kOrdinary;
-  if (p.heads[head_index].marked == 0) return;
+  if ((p.heads[head_index].marked & ~kShifted) == 0) return;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     uint32_t seen = 0;

@@ -54,8 +54,12 @@ struct Consumer : Passes<Config> {
 
   __device__ __forceinline__ StepLimits limits() const {
     const bool few = tiles().few_keys;
-    return {few ? p.few_keys_tolerance_squared : p.tolerance_squared, few ? p.few_keys_iterations : 0, p.max_iterations,
-            p.part_squared, p.least_squared};
+    return {few ? p.few_keys_tolerance_squared : p.tolerance_squared,
+            few ? p.few_keys_iterations : 0,
+            p.max_iterations,
+            p.info.residual != nullptr || p.info.status != nullptr,
+            p.part_squared,
+            p.least_squared};
   }
 
   // A pass over the keys and one step of conjugate gradients.
@@ -72,7 +76,7 @@ struct Consumer : Passes<Config> {
     });
     const Vectors at{s.residual[group], section(WorkspaceLayout::kX), section(WorkspaceLayout::kRidge),
                      p.ridge.per_dim};
-    return step<kDim, kPart>(inputs, acc, sums, direction, d, at, lane, tiles().head.key_norm, limits(), check);
+    return step<kDim, kPart>(inputs, acc, sums, direction, d, at, lane, tiles().head.key_norm, limits(), check, split);
   }
 
   // Queries into shared memory.
@@ -145,14 +149,19 @@ struct Consumer : Passes<Config> {
     return omega > 0 ? fmaxf(fminf(largest, omega - largest), 0.0f) / omega : 0.0f;
   }
 
-  // Means, right-hand side, ridge and the first direction. Returns whether a row of this thread is to be solved.
-  __device__ __forceinline__ bool prepare(DirectionWords& direction, Direction& d) {
+  // What a solve begins with, of a thread's rows or of the warpgroup's.
+  struct Start {
+    bool active;  // a row is to be solved
+    bool check;   // a step may be larger than its solution
+  };
+  // Means, right-hand side, ridge and the first direction.
+  __device__ __forceinline__ Start prepare(DirectionWords& direction, Direction& d) {
     Solve solve;
     Vector mean;
     Pair<float> bounds, balance;
     const Lane lane = Base::own_lane();
     find_means(mean, solve.omega, bounds, balance);
-    SolveMemory::store_balance(row_state(), balance, lane);
+    SolveMemory::store_note(row_state(), balance, lane);
     Fragment<kDim>::store(section(WorkspaceLayout::kMeanK), mean, lane.thread);
 
     const ForwardBlock b = tiles().item;
@@ -179,6 +188,17 @@ struct Consumer : Passes<Config> {
       rhs[2 * i] = fmaf(q.x, back[i & 1], -mean[2 * i]);
       rhs[2 * i + 1] = fmaf(q.y, back[i & 1], -mean[2 * i + 1]);
     }
+    Pair<float> shift = {0, 0};  // of the logits
+    if (uniform(head.shifted)) {
+#pragma unroll
+      for (int i = 0; i < kDim / 4; ++i) {
+        const float2 c = key_shift<kDim>(p, b.head_index, i / 2, lane);
+        rhs[2 * i] = fmaf(-head.key, c.x, rhs[2 * i]);
+        rhs[2 * i + 1] = fmaf(-head.key, c.y, rhs[2 * i + 1]);
+      }
+      logit_shift<kDim>(shift, p, b.head_index, s.queries(group),
+                        {rows.scale[0] * head.key, rows.scale[1] * head.key}, lane);
+    }
     if (p.ridge.per_dim) {
       load_ridge<kDim>(section(WorkspaceLayout::kRidge), rhs, mean, solve.ridge, good, p, b.block, own_rows.row,
                        head.key, lane);
@@ -196,7 +216,7 @@ struct Consumer : Passes<Config> {
       solve.status[r] = !good[r] ? LLA_ROW_NAN : marks[r] & kTooSmall ? LLA_ROW_PRECISION : LLA_ROW_OK;
       solve.loose[r] = min(max(static_cast<int>(kWeightExponent - rows.shift[r] - bounds[r]), 0), 15);
       if (several[r]) continue;
-      solve.rr_start[r] = 0;  // nothing was left unsolved
+      solve.rr_start[r] = 0;  // there is nothing to solve
       if (good[r] && solve.omega[r] > 0 && solve.ridge[r] == 0) solve.status[r] = LLA_ROW_BREAKDOWN;
     }
     if (p.saved.x != nullptr && lane.column == 0) {
@@ -205,8 +225,11 @@ struct Consumer : Passes<Config> {
         if (!own_rows.exists[r]) continue;
         const int64_t index = row_index(p, b.block, own_rows.row[r]);
         const bool seen = solve.omega[r] > 0;
-        p.saved.max[index] = !good[r] ? NAN : seen ? bounds[r] : 0.0f;
-        p.saved.omega[index] = !good[r] ? NAN : seen ? ldexpf(solve.omega[r] / kWeightScale, solve.loose[r]) : 0.0f;
+        const float whole = ceilf(shift[r]);
+        p.saved.max[index] = !good[r] ? NAN : seen ? bounds[r] + whole : 0.0f;
+        p.saved.omega[index] =
+            !good[r] ? NAN
+                     : seen ? ldexpf(solve.omega[r] / kWeightScale, solve.loose[r]) * exp2f(shift[r] - whole) : 0.0f;
       }
     }
     sync_group();  // the scales of the queries have been read by all
@@ -215,7 +238,10 @@ struct Consumer : Passes<Config> {
     Fragment<kDim>::fill(section(WorkspaceLayout::kX), 0.0f, lane.thread);
     SolveMemory::store(row_state(), solve, lane);
     if constexpr (Config::kCached) fence_async_proxy_global();  // the copy engine will read the weights
-    return solve.active[0] || solve.active[1];
+    const auto check = [&](int r) {
+      return solve.active[r] && StepCheck::needed(balance[r], solve.rr_start[r], solve.ridge[r], kDim);
+    };
+    return {solve.active[0] || solve.active[1], check(0) || check(1)};
   }
 
   __device__ __forceinline__ void run_item() {
@@ -223,9 +249,11 @@ struct Consumer : Passes<Config> {
     Direction d;
     begin();
     guess_bounds();
-    const bool more = publish(prepare(direction, d));
+    const Start start = prepare(direction, d);
+    const bool check = uniform(named_any(kGroupBarrier + group, kWarpgroup, start.check));
+    const bool more = publish(start.active);
     const int live = live_tiles();
-    const bool split = solve<false>(direction, d, live, more);
+    const bool split = solve<false>(direction, d, live, more, few_keys() ? p.split_passes : 0, check);
     const Needs needs = write_x(direction, d);
     if (publish(needs.mean_value)) {
       write_mean_value(direction, live);
@@ -243,16 +271,22 @@ struct Consumer : Passes<Config> {
 
   __device__ __forceinline__ bool few_keys() const { return uniform(tiles().few_keys) != 0; }
 
-  // Returns whether the output pass, too, needs U in two parts.
-  template <bool kPart>
-  __device__ __forceinline__ bool solve(DirectionWords& direction, Direction& d, int live, bool more) {
-    int split = few_keys() ? p.split_passes : 0;  // passes, from the first
+  // Passes with U in two parts where a step is larger than its solution: later ones are small beside it.
+  static constexpr int kSplitPasses = kDim / 4;
+
+  // `split`: passes, from the first, with U in two parts; `checked`: the first steps may ask for it. Returns whether
+  // the output pass, too, needs U in two parts.
+  template <bool kBackward>
+  __device__ __forceinline__ bool solve(DirectionWords& direction, Direction& d, int live, bool more, int split,
+                                        bool checked) {
     for (int pass = 0; more; ++pass) {
       const bool two_parts = pass < split;
-      const StepCheck check{two_parts ? INFINITY : StepCheck::most_of(pass), kGroupBarrier + group};
-      const StepEnd end = iterate<kPart>(direction, d, live, two_parts, pass < StepCheck::kPasses ? &check : nullptr);
+      const StepCheck check{StepCheck::strict_of(kDim), two_parts ? INFINITY : StepCheck::most_of(kDim, pass),
+                            kGroupBarrier + group};
+      const StepEnd end = iterate<kBackward>(direction, d, live, two_parts,
+                                             !kBackward && checked && pass < StepCheck::kPasses ? &check : nullptr);
       // The same in all threads, which the compiler must know: what it decides has products in it.
-      if (uniform(end == StepEnd::repeat)) split = pass + 1 + kDim / 4;
+      if (!kBackward && uniform(end == StepEnd::repeat)) split = pass + 1 + kSplitPasses;
       more = decide(end != StepEnd::stop);
     }
     return split > 0;
@@ -327,8 +361,8 @@ struct Consumer : Passes<Config> {
   }
 
   // x, mean keys and mean values, which wait in the scratch memory.
-  __device__ __forceinline__ void save_vectors(const Block& block, const HeadScales& head, const Solve& solve,
-                                               const Lane& lane) const {
+  __device__ __forceinline__ void save_vectors(const Block& block, int head_index, const HeadScales& head,
+                                               const Solve& solve, const Lane& lane) const {
 #pragma unroll 1
     for (int which = WorkspaceLayout::kMeanK; which <= WorkspaceLayout::kX; ++which) {
       const bool value = which == WorkspaceLayout::kMeanV, x = which == WorkspaceLayout::kX;
@@ -344,7 +378,11 @@ struct Consumer : Passes<Config> {
 #pragma unroll 4
       for (int i = 0; i < kDim / 8; ++i) {
         const float4 v = __ldcg(from + i * kWarpgroup);
-        store(i, make_float4(v.x * scale[0], v.y * scale[0], v.z * scale[1], v.w * scale[1]));
+        float2 c = make_float2(0, 0);
+        if (head.shifted && which == WorkspaceLayout::kMeanK) c = key_shift<kDim>(p, head_index, i, lane);
+        const Pair<float> seen = {solve.omega[0] > 0 ? 1.0f : 0.0f, solve.omega[1] > 0 ? 1.0f : 0.0f};
+        store(i, make_float4(fmaf(v.x, scale[0], seen[0] * c.x), fmaf(v.y, scale[0], seen[0] * c.y),
+                             fmaf(v.z, scale[1], seen[1] * c.x), fmaf(v.w, scale[1], seen[1] * c.y)));
       }
     }
   }
@@ -380,18 +418,23 @@ struct Consumer : Passes<Config> {
     }
     sync_group();  // x's low part has been read by all
     store_output<kDim>(p.o, acc, p.value_dim, b.block, tiles().first_row, lane, s.spare_operand(group));
-    if (p.saved.x != nullptr) save_vectors(b.block, head, solve, lane);
+    if (p.saved.x != nullptr) save_vectors(b.block, b.head_index, head, solve, lane);
     if (lane.column != 0) return;
+    Pair<float> balance, steps;
+    SolveMemory::fetch_note(balance, row_state(), lane);
+    SolveMemory::fetch_steps(steps, row_state(), lane);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (!own_rows.exists[r]) continue;
       const int64_t index = row_index(p, b.block, own_rows.row[r]);
       if (p.info.iterations != nullptr) p.info.iterations[index] = solve.iterations[r];
-      if (p.info.residual != nullptr) {
-        p.info.residual[index] = solve.rr_start[r] > 0 ? sqrtf(solve.rr[r] / solve.rr_start[r]) : 0.0f;
-      }
-      if (p.info.status != nullptr) p.info.status[index] = solve.status[r];
+      const float told = told_residual(solve, r, balance[r], steps[r], head.key_norm);
+      if (p.info.residual != nullptr) p.info.residual[index] = told;
+      if (p.info.status != nullptr) p.info.status[index] = told_status(solve, r, told);
     }
+  }
+  __device__ __forceinline__ int told_status(const Solve& solve, int row, float told) const {
+    return solve.status[row] == LLA_ROW_OK && told > p.most_told ? LLA_ROW_BREAKDOWN : solve.status[row];
   }
 
   // Whether there is another item; between items, lets the producer name the next but one.

@@ -16,9 +16,6 @@ using core::ForwardCall;
 using core::Operand;
 using core::Problem;
 
-// Where rows see few keys. Later steps are small beside the solution, and so is what rounding U leaves behind in x.
-constexpr int kSplitPasses = 16;
-
 Saved saved_of(const ForwardCall& call) {
   if (call.saved == nullptr) return {};
   const core::SavedLayout at(call.problem);
@@ -47,13 +44,17 @@ ForwardParams params_of(const ForwardCall& call, const core::Plan& plan, const W
   out.cu_k = call.cu_seqlens_k;
   out.scale_log2 = scale_log2(p.scale);
   out.negative_scale = p.scale < 0;
-  out.tolerance_squared = out.few_keys_tolerance_squared = static_cast<float>(p.tolerance * p.tolerance);
+  const SolveLimits limits = solve_limits(p);
+  out.tolerance_squared = static_cast<float>(limits.tolerance * limits.tolerance);
+  out.few_keys_tolerance_squared = static_cast<float>(limits.few_keys_tolerance * limits.few_keys_tolerance);
+  out.most_told = most_told(p.tolerance);
   out.max_iterations = std::min(p.max_iterations, kMostIterations);
-  out.split_passes = kSplitPasses;
+  out.split_passes = limits.split_passes;
   out.low_parts = LowParts::of(p.tolerance);
-  out.sum_error = static_cast<float>(0.25 * p.tolerance);
+  out.sum_error = static_cast<float>(limits.sum_error);
   out.header = reinterpret_cast<Header*>(base + at.header);
   out.heads = reinterpret_cast<const HeadStatistics*>(base + at.head_statistics);
+  out.key_shift = reinterpret_cast<const float*>(base + at.key_shift);
   out.key_marks = reinterpret_cast<const uint8_t*>(base + at.key_marks);
   out.value_marks = reinterpret_cast<const uint8_t*>(base + at.value_marks);
   out.scratch = reinterpret_cast<float*>(base + at.scratch);
@@ -75,6 +76,8 @@ PrepassParams prepass_of(const ForwardCall& call, const WorkspaceLayout& at) {
   out.header = reinterpret_cast<Header*>(base + at.header);
   out.heads = reinterpret_cast<HeadStatistics*>(base + at.head_statistics);
   out.part_maxima = reinterpret_cast<float*>(base + at.part_maxima);
+  out.part_bounds = reinterpret_cast<float*>(base + at.part_bounds);
+  out.shift = p.given_x() ? nullptr : reinterpret_cast<float*>(base + at.key_shift);
   out.head_count = static_cast<int32_t>((p.packed ? 1 : p.batch) * p.heads_kv);
   out.heads_kv = static_cast<int32_t>(p.heads_kv);
   out.positions = static_cast<int32_t>(p.packed ? p.total_k : p.seqlen_k);
@@ -84,8 +87,7 @@ PrepassParams prepass_of(const ForwardCall& call, const WorkspaceLayout& at) {
 }
 
 template <int kDim>
-auto given_x_launcher(const ForwardParams& p) {
-  const bool few = most_keys(p.shape, {0, p.shape.seqlen_k}) <= few_keys(kDim);
+auto given_x_launcher(const ForwardParams& p, bool few) {
   if (p.x.dtype == DType::f32) {
     return few ? launch_parallax<ParallaxConfig<kDim, true, true>> : launch_parallax<ParallaxConfig<kDim, true>>;
   }
@@ -114,7 +116,7 @@ Status forward(const ForwardCall& call, const core::Plan& plan) {
   LLA_RETURN_IF_ERROR(make_tensor_map(values, base + at.values, key_rows, prepass.padded, tile));
   const ForwardParams params = params_of(call, plan, at);
   const auto launch = [&]<int kDim>(std::integral_constant<int, kDim>) {
-    if (p.given_x()) return given_x_launcher<kDim>(params)(keys, values, params, plan.workers, stream);
+    if (p.given_x()) return given_x_launcher<kDim>(params, sees_few_keys(p))(keys, values, params, plan.workers, stream);
     return plan.cached_weights ? launch_forward<ForwardConfig<kDim, true>>(keys, values, params, plan.workers, stream)
                                : launch_forward<ForwardConfig<kDim, false>>(keys, values, params, plan.workers, stream);
   };

@@ -27,6 +27,10 @@ struct Ridge {
 // A row's are counted in 15 bits.
 inline constexpr int32_t kMostIterations = (1 << 15) - 1;
 
+// A row is OK up to ten times the tolerance, or ten times 1e-3: closer than a few thousandths weights and U of eleven
+// bits do not bring every row.
+constexpr float most_told(double tolerance) { return static_cast<float>(10 * (tolerance > 1e-3 ? tolerance : 1e-3)); }
+
 // Sections of the saved vector; null when not asked for.
 struct Saved {
   float *max, *omega, *mean_k, *mean_v, *x;
@@ -44,6 +48,7 @@ struct ForwardParams {
   float scale_log2;  // |scale| log2(e); the sign goes into Q
   bool negative_scale;
   float tolerance_squared;
+  float most_told;  // residual, roundings included, that a row may have and be OK
   // Of warpgroups whose rows see few keys (GroupTiles).
   float few_keys_tolerance_squared;
   int32_t few_keys_iterations;  // at least
@@ -55,6 +60,7 @@ struct ForwardParams {
   // workspace
   Header* header;
   const HeadStatistics* heads;
+  const float* key_shift;  // [head][padded dim]; looked up where HeadStatistics say kShifted
   const uint8_t *key_marks, *value_marks;
   float* scratch;
   int64_t scratch_stride;  // floats

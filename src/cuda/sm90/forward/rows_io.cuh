@@ -192,6 +192,28 @@ __device__ __forceinline__ void load_queries(__half* tile, float* row_scale, con
   load_rows<kDim>(tile, row_scale, p.q, p.dim, p.negative_scale ? -1.0f : 1.0f, block, first_row, thread);
 }
 
+// c of a head's keys as a fragment's columns: two neighbours for every eight.
+template <int kDim>
+__device__ __forceinline__ float2 key_shift(const ForwardParams& p, int head_index, int eight, const Lane& lane) {
+  return __ldg(reinterpret_cast<const float2*>(p.key_shift + int64_t{head_index} * kDim + 8 * eight + lane.column));
+}
+
+// What shifting the keys takes from a row's logits, in log2 units, for both rows of a thread. `scale`: of raw scores of
+// unscaled keys.
+template <int kDim>
+__device__ __forceinline__ void logit_shift(Pair<float>& to, const ForwardParams& p, int head_index, __half* queries,
+                                            const Pair<float>& scale, const Lane& lane) {
+  to[0] = to[1] = 0;
+#pragma unroll
+  for (int i = 0; i < kDim / 4; ++i) {
+    const float2 q = unpack(tile_word<uint32_t>(queries, lane.tile_offset(i / 2, i & 1)));
+    const float2 c = key_shift<kDim>(p, head_index, i / 2, lane);
+    to[i & 1] = fmaf(q.x, c.x, fmaf(q.y, c.y, to[i & 1]));
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) to[r] = quad_sum(to[r]) * scale[r];
+}
+
 // λ of a row that has one number.
 __device__ __forceinline__ float row_ridge(const Ridge& ridge, const Block& block, int64_t row) {
   return ridge.data[block.batch * ridge.batch + (block.start_q + row) * ridge.position + block.head * ridge.head];
