@@ -80,6 +80,11 @@ format-check:  ## Name the sources that `make format` would change; the first st
 	@scripts/setup.sh format
 	@scripts/format.sh --dry-run --Werror
 
+.PHONY: dist-check
+dist-check:  ## Build the wheel without CUDA, install it into a clean environment, take a training step there
+	@scripts/setup.sh test
+	@scripts/dist-check.sh
+
 .PHONY: bench
 bench:  ## Forward and backward speed on this machine's CPU
 	@scripts/setup.sh bench
