@@ -29,6 +29,12 @@ const char* name(BenchWhat what) {
   return "";
 }
 
+std::vector<int64_t> lengths_of(const BenchOptions& o) {
+  return o.lengths.empty() ? std::vector<int64_t>{1024, 4096} : o.lengths;
+}
+
+std::vector<int64_t> dims_of(const BenchOptions& o) { return o.dims.empty() ? std::vector<int64_t>{64, 128} : o.dims; }
+
 bench::Case case_of(const BenchOptions& o, DType default_dtype, int64_t dim, int64_t length) {
   bench::Case c;
   c.what = o.what == BenchWhat::forward    ? bench::What::forward
@@ -148,14 +154,8 @@ void run(Command& command) {
   if (!command.json.empty()) require_writable(command.json);
   BenchReport report;
   {
-    constexpr int64_t kSteps = 1000;
-    Progress progress(fmt::format("bench {}", name(o.what)), kSteps);
-    int64_t shown = 0;
-    device.run(o, report, [&](double done) {
-      const auto now = static_cast<int64_t>(done * kSteps);
-      progress.advance(now - shown);
-      shown = now;
-    });
+    ProgressBar bar(fmt::format("bench {}", name(o.what)));
+    device.run(o, report, [&](double done) { bar.reach(done); });
   }
   const std::string heads = o.table ? "" : fmt::format(", batch {}, heads {}", o.batch, o.heads);
   fmt::print("lla {} {} on {}: {}, {}, ridge {}, tolerance {}{}\n{}\n", lla_version(), name(o.what), device.name,

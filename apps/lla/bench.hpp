@@ -21,8 +21,8 @@ struct BenchOptions {
   DType dtype = DType::none;  // none: the device's default
   int64_t batch = 1;
   int64_t heads = 1;
-  std::vector<int64_t> lengths;  // empty: the device's default
-  std::vector<int64_t> dims;     // empty: the device's default
+  std::vector<int64_t> lengths;  // empty: the default
+  std::vector<int64_t> dims;     // empty: the default
   data::Kind kind = data::Kind::randn;
   double ridge = 0.1;
   bool causal = true;
@@ -42,6 +42,10 @@ struct BenchOptions {
 
 // The case of these options; default_dtype where they name none.
 bench::Case case_of(const BenchOptions& o, DType default_dtype, int64_t dim, int64_t length);
+
+// What is measured, with defaults where no length and no head dimension is named.
+std::vector<int64_t> lengths_of(const BenchOptions& o);
+std::vector<int64_t> dims_of(const BenchOptions& o);
 
 // A table for people, the same as records for machines, and sentences that belong under the table.
 struct BenchReport {

@@ -67,8 +67,7 @@ void run(const BenchOptions& o, BenchReport& report, const std::function<void(do
     lla_set_num_threads(before);
     return;
   }
-  const std::vector<int64_t> dims = o.dims.empty() ? std::vector<int64_t>{64, 128} : o.dims;
-  const std::vector<int64_t> lengths = o.lengths.empty() ? std::vector<int64_t>{1024, 4096} : o.lengths;
+  const std::vector<int64_t> dims = dims_of(o), lengths = lengths_of(o);
   report.columns = {{"dtype", ""},
                     {"D", ""},
                     {"n", ""},

@@ -43,8 +43,7 @@ void add_row(const bench::CudaCase& c, const bench::CudaResult& r, BenchReport& 
 void run(const BenchOptions& o, BenchReport& report, const std::function<void(double)>& progress) {
   if (o.what == BenchWhat::decode) return run_decode(o, core::Device::cuda, report, progress);
   if (o.table) return run_cuda_table(o, report, progress);
-  const std::vector<int64_t> dims = o.dims.empty() ? std::vector<int64_t>{64, 128} : o.dims;
-  const std::vector<int64_t> lengths = o.lengths.empty() ? std::vector<int64_t>{1024, 4096} : o.lengths;
+  const std::vector<int64_t> dims = dims_of(o), lengths = lengths_of(o);
   report.columns = {{"implementation", ""},
                     {"dtype", ""},
                     {"D", ""},

@@ -293,8 +293,7 @@ DecodeResult measure(const DecodeCase& c, const std::function<void(double)>& pro
 
 void run_decode(const BenchOptions& o, core::Device device, BenchReport& report,
                 const std::function<void(double)>& progress) {
-  const std::vector<int64_t> dims = o.dims.empty() ? std::vector<int64_t>{64, 128} : o.dims;
-  const std::vector<int64_t> lengths = o.lengths.empty() ? std::vector<int64_t>{1024, 4096} : o.lengths;
+  const std::vector<int64_t> dims = dims_of(o), lengths = lengths_of(o);
   report.columns = {{"implementation", ""}, {"dtype", ""},     {"D", ""},     {"B", ""},           {"Hkv", ""},
                     {"group", ""},          {"Lq", ""},        {"n", ""},     {"pages of", ""},    {"median", "us"},
                     {"fastest", "us"},      {"cache", "GB/s"}, {"error", ""}, {"workspace", "MiB"}};

@@ -98,7 +98,8 @@ std::vector<const core::Implementation*> chosen(const Options& options) {
 std::vector<Outcome> run(const std::vector<CheckCase>& cases,
                          const std::vector<const core::Implementation*>& implementations) {
   std::vector<Outcome> outcomes;
-  Progress progress("check", static_cast<int64_t>(cases.size()));
+  ProgressBar bar("check");
+  double done = 0;
   for (const CheckCase& c : cases) {
     const CheckInputs inputs = make_check_inputs(c);
     const CheckResult reference = run_reference(c, inputs);
@@ -113,7 +114,7 @@ std::vector<Outcome> run(const std::vector<CheckCase>& cases,
       outcomes.push_back({&c, i, result.forward, result.backward,
                           check_errors(c, inputs, reference, result, moved ? &*moved : nullptr)});
     }
-    progress.advance();
+    bar.reach(++done / static_cast<double>(cases.size()));
   }
   return outcomes;
 }

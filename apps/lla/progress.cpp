@@ -24,29 +24,27 @@ std::string duration(double seconds) {
 
 }  // namespace
 
-Progress::Progress(std::string label, int64_t total)
-    : label_(std::move(label)), total_(std::max<int64_t>(total, 1)), enabled_(isatty(STDERR_FILENO) == 1) {}
+ProgressBar::ProgressBar(std::string label) : label_(std::move(label)), enabled_(isatty(STDERR_FILENO) == 1) {}
 
-Progress::~Progress() {
+ProgressBar::~ProgressBar() {
   if (drawn_) fmt::print(stderr, "\r\x1b[K");
 }
 
-void Progress::advance(int64_t amount) {
-  done_ = std::min(done_ + amount, total_);
+void ProgressBar::reach(double fraction) {
+  fraction_ = std::clamp(fraction, 0.0, 1.0);
   if (!enabled_) return;
   const Clock::time_point now = Clock::now();
   if (now - start_ >= kPatience && now - last_draw_ >= kRedraw) draw(now);
 }
 
-void Progress::draw(Clock::time_point now) {
+void ProgressBar::draw(Clock::time_point now) {
   last_draw_ = now;
   drawn_ = true;
-  const double fraction = static_cast<double>(done_) / static_cast<double>(total_);
   const double elapsed = std::chrono::duration<double>(now - start_).count();
-  const int filled = static_cast<int>(fraction * kWidth);
-  const std::string left = fraction > 0 ? duration(elapsed / fraction - elapsed) + " left" : "";
+  const int filled = static_cast<int>(fraction_ * kWidth);
+  const std::string left = fraction_ > 0 ? duration(elapsed / fraction_ - elapsed) + " left" : "";
   fmt::print(stderr, "\r\x1b[K{} [{}{}] {:3.0f} % {}", label_, std::string(filled, '#'),
-             std::string(kWidth - filled, '.'), 100 * fraction, left);
+             std::string(kWidth - filled, '.'), 100 * fraction_, left);
   std::fflush(stderr);
 }
 

@@ -3,20 +3,18 @@
 #pragma once
 
 #include <chrono>
-#include <cstdint>
 #include <string>
 
 namespace lla::app {
 
-class Progress {
+class ProgressBar {
  public:
-  // `total` in whatever unit advance() counts.
-  Progress(std::string label, int64_t total);
-  ~Progress();
-  Progress(const Progress&) = delete;
-  Progress& operator=(const Progress&) = delete;
+  explicit ProgressBar(std::string label);
+  ~ProgressBar();
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
 
-  void advance(int64_t amount = 1);
+  void reach(double fraction);  // of the work, 0 to 1
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -24,8 +22,7 @@ class Progress {
   void draw(Clock::time_point now);
 
   std::string label_;
-  int64_t total_;
-  int64_t done_ = 0;
+  double fraction_ = 0;
   bool enabled_;
   bool drawn_ = false;
   Clock::time_point start_ = Clock::now();

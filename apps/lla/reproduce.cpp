@@ -60,19 +60,8 @@ void add_common_options(CLI::App& command, CommonOptions& options, const std::st
   }
 }
 
-struct Session::Bar {
-  static constexpr int64_t kTotal = 1000;
-  Progress bar;
-  int64_t shown = 0;
-  explicit Bar(const std::string& label) : bar(label, kTotal) {}
-};
-
-Session::Session(const std::string& label) : bar_(std::make_unique<Bar>(label)) {
-  progress_.report = [this](double fraction, const std::string&) {
-    const auto now = static_cast<int64_t>(fraction * Bar::kTotal);
-    bar_->bar.advance(now - bar_->shown);
-    bar_->shown = now;
-  };
+Session::Session(const std::string& label) : bar_(std::make_unique<ProgressBar>(label)) {
+  progress_.report = [this](double fraction, const std::string&) { bar_->reach(fraction); };
   progress_.stop = [] { return stop_requested != 0; };
   std::signal(SIGINT, request_stop);
   std::signal(SIGTERM, request_stop);

@@ -23,10 +23,12 @@ void add_reproduce_interpolation(CLI::App& reproduce, int& exit_code);
 void add_reproduce_lemmas(CLI::App& reproduce, int& exit_code);
 void add_reproduce_trained(CLI::App& reproduce, int& exit_code);  // four commands that start a program of their own
 
+class ProgressBar;
+
 // The command line of this process, for the results.
 std::string command_line();
 
-// --out and --device, the same for every task.
+// --out, --seed and --device, the same for every task.
 struct CommonOptions {
   std::string out;
   std::string device = "cpu";
@@ -44,12 +46,27 @@ class Session {
   const experiments::Progress& progress() const { return progress_; }
 
  private:
-  struct Bar;
-  std::unique_ptr<Bar> bar_;
+  std::unique_ptr<ProgressBar> bar_;
   experiments::Progress progress_;
 };
 
 // What was written and what to do next; the exit code of the command.
 int finish(const std::string& out, bool finished);
+
+// An experiment from its settings to the exit code: `print` gets what its file of results holds.
+template <class Settings, class Print>
+int run_and_print(const std::string& label, const CommonOptions& common, Settings& settings, const Print& print) {
+  settings.out = common.out;
+  settings.seed = common.seed;
+  settings.command = command_line();
+  bool finished;
+  {
+    const Session session(label);
+    finished = run(settings, session.progress());
+  }
+  if (!finished) return finish(common.out, false);
+  print(experiments::read_results(settings.out / experiments::kResultsName));
+  return finish(common.out, true);
+}
 
 }  // namespace lla::app

@@ -19,19 +19,7 @@ struct Options {
   experiments::CapacityRun run;
 };
 
-int run(Options o) {
-  o.run.out = o.common.out;
-  o.run.seed = o.common.seed;
-  o.run.command = command_line();
-  for (int n = 4; n <= (o.quick ? 256 : 2048); n *= 2) o.run.pairs.push_back(n);
-  if (o.quick) o.run.repetitions = 4;
-  bool finished;
-  {
-    const Session session("capacity");
-    finished = experiments::run(o.run, session.progress());
-  }
-  if (!finished) return finish(o.common.out, false);
-  const auto file = experiments::read_results(o.run.out / experiments::kResultsName);
+void print(const experiments::Json& file) {
   fmt::print(
       "Squared error at a stored key, relative to |v|^2\n\n{:>4} {:>10} {:>6} {:>10} {:>10} {:>12} {:>10} {:>10} "
       "{:>10}\n",
@@ -43,7 +31,12 @@ int run(Options o) {
       fmt::print(" {:>{}.3g}", r[name].get<double>(), std::string(name) == "linear_interference" ? 12 : 10);
     fmt::print("\n");
   }
-  return finish(o.common.out, true);
+}
+
+int run(Options o) {
+  for (int n = 4; n <= (o.quick ? 256 : 2048); n *= 2) o.run.pairs.push_back(n);
+  if (o.quick) o.run.repetitions = 4;
+  return run_and_print("capacity", o.common, o.run, print);
 }
 
 }  // namespace

@@ -18,17 +18,7 @@ struct Options {
   experiments::InterpolationRun run;
 };
 
-int run(Options o) {
-  o.run.out = o.common.out;
-  o.run.seed = o.common.seed;
-  o.run.command = command_line();
-  bool finished;
-  {
-    const Session session("interpolation");
-    finished = experiments::run(o.run, session.progress());
-  }
-  if (!finished) return finish(o.common.out, false);
-  const auto file = experiments::read_results(o.run.out / experiments::kResultsName);
+void print(const experiments::Json& file) {
   fmt::print("Root mean squared distance from the function\n\n{:<16} {:>10} {:>10} {:>8}\n", "fit", "bandwidth",
              "ridge", "error");
   const auto text = [](const experiments::Json& x) {
@@ -39,8 +29,9 @@ int run(Options o) {
     fmt::print("{:<16} {:>10} {:>10} {:>8.3f}\n", r["name"].get<std::string>(), text(r["bandwidth"]), text(r["ridge"]),
                r["rms_error"].get<double>());
   }
-  return finish(o.common.out, true);
 }
+
+int run(Options o) { return run_and_print("interpolation", o.common, o.run, print); }
 
 }  // namespace
 

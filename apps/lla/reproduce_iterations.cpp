@@ -20,19 +20,7 @@ struct Options {
   experiments::IterationsRun run;
 };
 
-int run(Options o) {
-  o.run.out = o.common.out;
-  o.run.seed = o.common.seed;
-  o.run.command = command_line();
-  o.run.layers = o.layers;
-  if (o.quick) o.run.heads = 1, o.run.positions = {16, 64, 256};
-  bool finished;
-  {
-    const Session session("iterations");
-    finished = experiments::run(o.run, session.progress());
-  }
-  if (!finished) return finish(o.common.out, false);
-  const auto file = experiments::read_results(o.run.out / experiments::kResultsName);
+void print(const experiments::Json& file) {
   fmt::print("Worst relative error of the output over rows, after T iterations\n\n{:<9} {:>4} {:>6} {:<10}", "kind",
              "d", "ridge", "method");
   for (const auto& t : file["settings"]["steps"]) fmt::print(" {:>8}", fmt::format("T = {}", t.get<int>()));
@@ -44,7 +32,12 @@ int run(Options o) {
     for (const auto& e : r["worst"]) fmt::print(" {:>8.1e}", e.get<double>());
     fmt::print("\n");
   }
-  return finish(o.common.out, true);
+}
+
+int run(Options o) {
+  o.run.layers = o.layers;
+  if (o.quick) o.run.heads = 1, o.run.positions = {16, 64, 256};
+  return run_and_print("iterations", o.common, o.run, print);
 }
 
 }  // namespace

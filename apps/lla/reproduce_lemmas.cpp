@@ -19,18 +19,7 @@ struct Options {
   experiments::LemmasRun run;
 };
 
-int run(Options o) {
-  o.run.out = o.common.out;
-  o.run.seed = o.common.seed;
-  o.run.command = command_line();
-  if (o.quick) o.run.sizes = {5000, 20000}, o.run.repetitions = 3;
-  bool finished;
-  {
-    const Session session("lemmas");
-    finished = experiments::run(o.run, session.progress());
-  }
-  if (!finished) return finish(o.common.out, false);
-  const auto file = experiments::read_results(o.run.out / experiments::kResultsName);
+void print(const experiments::Json& file) {
   fmt::print("Exponents: squared bias in h, variance in 1/(n h^d)\n\n  d  {:<15} {:<15} {:>7}  {:<18} {:>7} {:>7}\n",
              "quantity", "estimator", "fitted", "95 % (jointly)", "plain", "theory");
   for (const auto& s : file["summary"]["slopes"]) {
@@ -39,7 +28,11 @@ int run(Options o) {
                s["low"].get<double>(), s["high"].get<double>(), s["plain_slope"].get<double>(),
                s["theory"].get<double>());
   }
-  return finish(o.common.out, true);
+}
+
+int run(Options o) {
+  if (o.quick) o.run.sizes = {5000, 20000}, o.run.repetitions = 3;
+  return run_and_print("lemmas", o.common, o.run, print);
 }
 
 }  // namespace

@@ -20,31 +20,7 @@ struct Options {
   experiments::MemoryRun run;
 };
 
-int run(Options o) {
-  o.run.out = o.common.out;
-  o.run.seed = o.common.seed;
-  o.run.device = o.common.device_kind();
-  o.run.command = command_line();
-  o.run.limit_bytes = o.limit_gib > 0 ? o.limit_gib * (1 << 30) : experiments::default_memory_limit();
-  // On a GPU a line ends where the device has no room; 2^28 is beyond all of them.
-  const bool cuda = o.run.device == experiments::Device::cuda;
-  const int64_t longest = o.quick ? 4096 : cuda ? int64_t{1} << 28 : 16384;
-  for (int64_t n = 256; n <= longest; n *= 2) o.run.lengths.push_back(n);
-  if (!cuda && (o.paper || o.seconds > 0)) {
-    throw experiments::Failure("--paper and --seconds are for a GPU: give --device cuda too");
-  }
-  if (cuda && o.limit_gib > 0) {
-    throw experiments::Failure("--limit is for the CPU; on a GPU a line ends where the device has no room");
-  }
-  if (o.seconds > 0) o.run.limit_seconds = o.seconds;
-  if (o.paper) o.run.dims = {64, 128}, o.run.batches = {1, 4, 16}, o.run.dtypes = {"bf16", "f32"};
-  bool finished;
-  {
-    const Session session("memory");
-    finished = experiments::run(o.run, session.progress());
-  }
-  if (!finished) return finish(o.common.out, false);
-  const auto file = experiments::read_results(o.run.out / experiments::kResultsName);
+void print(const experiments::Json& file) {
   fmt::print("{:>10}  {:<10} {:>5} {:>4} {:>6} {:>12} {:>10}\n", "n", "method", "type", "d", "batch", "peak MiB",
              "seconds");
   for (const auto& r : file["records"]) {
@@ -63,7 +39,24 @@ int run(Options o) {
                e["dtype"].get<std::string>(), e["d"].get<int>(), e["batch"].get<int64_t>(), e["memory"].get<double>(),
                e["time"].get<double>());
   }
-  return finish(o.common.out, true);
+}
+
+int run(Options o) {
+  o.run.device = o.common.device_kind();
+  o.run.limit_bytes = o.limit_gib > 0 ? o.limit_gib * (1 << 30) : experiments::default_memory_limit();
+  // On a GPU a line ends where the device has no room; 2^28 is beyond all of them.
+  const bool cuda = o.run.device == experiments::Device::cuda;
+  const int64_t longest = o.quick ? 4096 : cuda ? int64_t{1} << 28 : 16384;
+  for (int64_t n = 256; n <= longest; n *= 2) o.run.lengths.push_back(n);
+  if (!cuda && (o.paper || o.seconds > 0)) {
+    throw experiments::Failure("--paper and --seconds are for a GPU: give --device cuda too");
+  }
+  if (cuda && o.limit_gib > 0) {
+    throw experiments::Failure("--limit is for the CPU; on a GPU a line ends where the device has no room");
+  }
+  if (o.seconds > 0) o.run.limit_seconds = o.seconds;
+  if (o.paper) o.run.dims = {64, 128}, o.run.batches = {1, 4, 16}, o.run.dtypes = {"bf16", "f32"};
+  return run_and_print("memory", o.common, o.run, print);
 }
 
 }  // namespace

@@ -19,19 +19,7 @@ struct Options {
   experiments::RatesRun run;
 };
 
-int run(Options o) {
-  o.run.out = o.common.out;
-  o.run.seed = o.common.seed;
-  o.run.command = command_line();
-  o.run.sizes = experiments::rate_sizes(o.quick ? 2 : 4);
-  if (o.quick) o.run.repetitions = 6;
-  bool finished;
-  {
-    const Session session("rates");
-    finished = experiments::run(o.run, session.progress());
-  }
-  if (!finished) return finish(o.common.out, false);
-  const auto file = experiments::read_results(o.run.out / experiments::kResultsName);
+void print(const experiments::Json& file) {
   fmt::print("Exponent of n in the integrated squared error\n\n  d  {:<15} {:>7}  {:<18} {:>7}\n", "estimator",
              "fitted", "95 % (jointly)", "theory");
   for (const auto& s : file["summary"]["slopes"]) {
@@ -39,7 +27,12 @@ int run(Options o) {
                s["estimator"].get<std::string>(), s["slope"].get<double>(), s["low"].get<double>(),
                s["high"].get<double>(), s["theory"].get<double>());
   }
-  return finish(o.common.out, true);
+}
+
+int run(Options o) {
+  o.run.sizes = experiments::rate_sizes(o.quick ? 2 : 4);
+  if (o.quick) o.run.repetitions = 6;
+  return run_and_print("rates", o.common, o.run, print);
 }
 
 }  // namespace

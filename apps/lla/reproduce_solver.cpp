@@ -46,26 +46,17 @@ void print_table(const experiments::Json& records, double tolerance) {
 }
 
 int run(Options o) {
-  o.run.out = o.common.out;
-  o.run.seed = o.common.seed;
-  o.run.command = command_line();
   if (o.quick) {
     o.run.positions = {16, 64, 256, 1024};
     o.run.rows = 2;
   }
-  bool finished;
-  {
-    const Session session("solver");
-    finished = experiments::run(o.run, session.progress());
-  }
-  if (!finished) return finish(o.common.out, false);
-  const auto file = experiments::read_results(o.run.out / experiments::kResultsName);
-  for (const double tolerance : o.run.tolerances) print_table(file["records"], tolerance);
-  fmt::print(
-      "The library promises more than the residual: it stops where output and gradients are within a few tolerances, "
-      "and a row\n"
-      "that says OK has at most twice the residual it reports (docs/math.md, \"What a residual promises\").\n\n");
-  return finish(o.common.out, true);
+  return run_and_print("solver", o.common, o.run, [&o](const experiments::Json& file) {
+    for (const double tolerance : o.run.tolerances) print_table(file["records"], tolerance);
+    fmt::print(
+        "The library promises more than the residual: it stops where output and gradients are within a few tolerances, "
+        "and a row\n"
+        "that says OK has at most twice the residual it reports (docs/math.md, \"What a residual promises\").\n\n");
+  });
 }
 
 }  // namespace
