@@ -64,6 +64,11 @@ tsan:  ## The CPU suite under ThreadSanitizer
 	@scripts/setup.sh test
 	@scripts/test.sh tsan
 
+.PHONY: neon
+neon:  ## The CPU backend for 64-bit ARM, cross-compiled and tested under qemu
+	@scripts/setup.sh neon
+	@scripts/neon.sh
+
 .PHONY: tidy
 tidy:  ## clang-tidy over the C++ sources
 	@scripts/setup.sh tidy
