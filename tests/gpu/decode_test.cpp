@@ -120,7 +120,8 @@ TEST_P(GpuDecode, LengthsAboveTheBound) {
     if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
     const std::vector<Inputs> inputs = make_cache_inputs(spec, data::Kind::randn, 0.1, 5);
     const CacheForward want = cache_oracle(spec, inputs);
-    const CacheForward got = run_cache(spec, inputs, implementation(), [](lla_forward_args& a) { a.max_seqlen_k = 400; });
+    const CacheForward got =
+        run_cache(spec, inputs, implementation(), [](lla_forward_args& a) { a.max_seqlen_k = 400; });
     ASSERT_EQ(got.status, LLA_OK) << got.message;
     for (const double o : got.o[1]) EXPECT_TRUE(std::isnan(o));
     for (const int status : got.row_status[1]) EXPECT_EQ(status, LLA_ROW_INVALID);
