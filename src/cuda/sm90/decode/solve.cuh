@@ -124,7 +124,7 @@ struct RowSolve {
       float sum = 0, heavy = 0;
 #pragma unroll 4
       for (int i = 0; i < parts; ++i) {
-        const float weight = s.heaviest_weight[i] * inverse;
+        const float weight = s.heaviest_weight[i] / total;  // exactly 1 where there is one key
         const float scale = value ? s.value_factor[i] : s.key_factor[i];
         sum = fmaf(s.matrix_factor[block.group][i] * scale, slot(i)[at], sum);
         heavy = fmaf(weight * (value ? 1 : scale), vector(i, value ? 2 : 1)[d], heavy);
