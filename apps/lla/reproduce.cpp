@@ -103,6 +103,7 @@ void add_reproduce(CLI::App& root, int& exit_code) {
   add_reproduce_memory(*reproduce, exit_code);
   add_reproduce_solver(*reproduce, exit_code);
   add_reproduce_iterations(*reproduce, exit_code);
+  add_reproduce_trained(*reproduce, exit_code);
 }
 
 }  // namespace lla::app

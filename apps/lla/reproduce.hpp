@@ -21,6 +21,7 @@ void add_reproduce_iterations(CLI::App& reproduce, int& exit_code);
 void add_reproduce_capacity(CLI::App& reproduce, int& exit_code);
 void add_reproduce_interpolation(CLI::App& reproduce, int& exit_code);
 void add_reproduce_lemmas(CLI::App& reproduce, int& exit_code);
+void add_reproduce_trained(CLI::App& reproduce, int& exit_code);  // four commands that start a program of their own
 
 // The command line of this process, for the results.
 std::string command_line();

@@ -8,12 +8,16 @@
 namespace lla::experiments {
 namespace {
 
-enum class Kind { text, boolean, whole, number, number_or_null, numbers, curve };
+enum class Kind { text, boolean, whole, number, number_or_null, numbers, series, curve };
 
 struct Field {
   const char* name;
   Kind kind;
 };
+
+bool is_trained(const std::string& task) {
+  return task == "in-context" || task == "recall" || task == "state-tracking" || task == "language-model";
+}
 
 // The task itself or one of its studies.
 bool is_regression(const std::string& task) { return task == "regression" || task.rfind("regression-", 0) == 0; }
@@ -52,8 +56,15 @@ const std::vector<Field>& fields_of(const std::string& task) {
   static const std::vector<Field> iterations = {{"kind", Kind::text},     {"d", Kind::whole},
                                                 {"method", Kind::text},   {"ridge", Kind::number_or_null},
                                                 {"worst", Kind::numbers}, {"median", Kind::numbers}};
+  static const std::vector<Field> trained = {
+      {"model", Kind::text},        {"learning_rate", Kind::number}, {"seed", Kind::whole},
+      {"steps", Kind::whole},       {"steps_planned", Kind::whole},  {"seconds", Kind::number},
+      {"ended", Kind::text},        {"flattened", Kind::boolean},    {"parameters", Kind::whole},
+      {"loss", Kind::series},       {"validation", Kind::series},    {"test", Kind::series},
+      {"validation_best", Kind::number_or_null}};
   static const std::vector<Field> unknown;
   return is_regression(task)       ? regression
+         : is_trained(task)        ? trained
          : task == "rates"         ? rates
          : task == "lemmas"        ? lemmas
          : task == "memory"        ? memory
@@ -76,6 +87,7 @@ std::string wrong(const Json& value, Kind kind, int64_t length) {
     case Kind::number: return value.is_number() ? "" : "a number";
     case Kind::number_or_null: return value.is_number() || value.is_null() ? "" : "a number or null";
     case Kind::numbers: return numbers() && !value.empty() ? "" : "a list of numbers";
+    case Kind::series: return numbers() ? "" : "a list of numbers, which may be empty";
     case Kind::curve:
       return numbers() && static_cast<int64_t>(value.size()) == length ? ""
                                                                        : fmt::format("a list of {} numbers", length);

@@ -167,12 +167,15 @@ FolderLock open_folder(const fs::path& directory) {
 }  // namespace
 
 Results::Results(fs::path directory, std::string task, Json settings, std::string command, Device device)
+    : Results(std::move(directory), std::move(task), std::move(settings), std::move(command), machine(device)) {}
+
+Results::Results(fs::path directory, std::string task, Json settings, std::string command, Json machine)
     : directory_(std::move(directory)),
       lock_(open_folder(directory_)),
       task_(std::move(task)),
       settings_(std::move(settings)),
+      machine_(std::move(machine)),
       command_(std::move(command)) {
-  machine_ = machine(device);
   const fs::path path = directory_ / kResultsName;
   if (!fs::exists(path)) {
     require_writable(directory_);

@@ -46,6 +46,8 @@ class Results {
   // Continues what is there, if its version, task, settings and machine are these and no other run is at work there;
   // otherwise throws and touches nothing. Holds the folder as long as it lives.
   Results(fs::path directory, std::string task, Json settings, std::string command, Device = Device::cpu);
+  // With a machine described by whoever knows it better.
+  Results(fs::path directory, std::string task, Json settings, std::string command, Json machine);
 
   const fs::path& directory() const { return directory_; }
   const Json& records() const { return records_; }

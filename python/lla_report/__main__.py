@@ -5,7 +5,7 @@ import os
 import pathlib
 import sys
 
-from . import capacity, interpolation, iterations, lemmas, memory, rates, regression, solver, studies
+from . import capacity, interpolation, iterations, language, lemmas, memory, rates, regression, solver, studies, trained
 from .page import render
 from .records import Damaged, Results
 from .style import write
@@ -13,7 +13,8 @@ from .style import write
 # By task, in the page's order.
 SECTIONS = {"interpolation": interpolation.section, "regression": regression.section, "regression-ridges": studies.ridges,
             "regression-kernels": studies.kernels, "regression-queries": studies.queries, "capacity": capacity.section, "rates": rates.section,
-            "lemmas": lemmas.section, "memory": memory.section, "solver": solver.section, "iterations": iterations.section}
+            "lemmas": lemmas.section, "memory": memory.section, "solver": solver.section, "iterations": iterations.section,
+            "in-context": trained.in_context, "recall": trained.recall, "state-tracking": trained.state_tracking, "language-model": language.section}
 
 
 SUMMARISED = ("rates", "lemmas", "memory", "regression-ridges", "regression-kernels", "regression-queries")  # at the end of a run

@@ -13,7 +13,11 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 MODELS = ("lla", "softmax", "mesanet", "linear", "random")
-LABELS = {"lla": "LLA", "softmax": "softmax", "mesanet": "MesaNet", "linear": "linear attention", "random": "random guess"}
+LABELS = {"lla": "LLA", "softmax": "softmax", "mesanet": "MesaNet", "linear": "linear attention", "random": "random guess",
+          "mamba2": "Mamba-2", "gla": "GLA", "hyena": "Hyena", "gated_deltanet": "Gated DeltaNet", "parallax": "Parallax"}
+# Where many models meet in one panel colour alone does not tell them apart.
+MARKERS = {"lla": "o", "softmax": "s", "mamba2": "v", "gla": "D", "hyena": "P", "gated_deltanet": "^", "mesanet": "X", "linear": "<",
+           "parallax": "*"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +32,13 @@ class Theme:
 
 LIGHT = Theme(
     "light", "#ffffff", "#1d2430", "#d9dee6",
-    {"lla": "#0067b1", "softmax": "#d1550a", "mesanet": "#0a8a62", "linear": "#a0509a", "random": "#7c8592"},
+    {"lla": "#0067b1", "softmax": "#d1550a", "mesanet": "#0a8a62", "linear": "#a0509a", "random": "#7c8592",
+     "mamba2": "#b3273e", "gla": "#5b6b00", "hyena": "#00808a", "gated_deltanet": "#9a7400", "parallax": "#5a4fcf"},
     ("#0067b1", "#d1550a", "#0a8a62", "#a0509a", "#9a7400", "#7c8592"))
 DARK = Theme(
     "dark", "#161b22", "#dfe5ee", "#323a46",
-    {"lla": "#58a9f0", "softmax": "#ff9450", "mesanet": "#45c898", "linear": "#d58ccf", "random": "#939eac"},
+    {"lla": "#58a9f0", "softmax": "#ff9450", "mesanet": "#45c898", "linear": "#d58ccf", "random": "#939eac",
+     "mamba2": "#f0788c", "gla": "#b5c94a", "hyena": "#4cc6d0", "gated_deltanet": "#d8b13c", "parallax": "#a79cff"},
     ("#58a9f0", "#ff9450", "#45c898", "#d58ccf", "#d8b13c", "#939eac"))
 
 

@@ -30,34 +30,35 @@ T largest_distance(const T* a, const T* b, int64_t channels) {
 // A channel is shifted where its mean is more than twice its spread, by the mean rounded to a power of two near the
 // spread: a number of few digits, so that k - shift is exact, or as good as exact where a key is far from the others.
 template <class T>
-void find_shift(const core::Problem& p, const core::Operand& k, PackedHead<T>& head) {
+bool find_shift(const core::Operand& k, const core::KeyCache& cache, const core::Sequence& s, core::KeyRange seen,
+                int64_t head_kv, int64_t dim, T* shift) {
   constexpr int64_t kSample = 32;
-  const core::Sequence& s = head.sequence;
   double sum[kMaxChannels] = {}, squares[kMaxChannels] = {}, first[kMaxChannels] = {};
   T key[kMaxChannels];
   int64_t count = 0;
-  const int64_t sample = std::min(kSample, s.length_k);
+  const int64_t keys = seen.end - seen.begin, sample = std::min(kSample, keys);
   for (int64_t i = 0; i < sample; ++i) {
-    const int64_t j = (2 * i + 1) * s.length_k / (2 * sample);
-    if (read_row(k, row_offset(k, s.batch, s.start_k + j, head.head_kv), p.dim, key) >= huge_bits<T>()) continue;
-    if (count++ == 0) std::copy_n(key, p.dim, first);
-    for (int64_t c = 0; c < p.dim; ++c) {
+    const int64_t j = seen.begin + (2 * i + 1) * keys / (2 * sample);
+    if (read_row(k, key_offset(cache, k, s, head_kv, j), dim, key) >= huge_bits<T>()) continue;
+    if (count++ == 0) std::copy_n(key, dim, first);
+    for (int64_t c = 0; c < dim; ++c) {
       const double difference = static_cast<double>(key[c]) - first[c];
       sum[c] += difference;
       squares[c] += difference * difference;
     }
   }
-  head.shifted = false;
-  for (int64_t c = 0; c < p.dim; ++c) {
-    head.shift[c] = 0;
+  bool shifted = false;
+  for (int64_t c = 0; c < dim; ++c) {
+    shift[c] = 0;
     if (count < 2) continue;
     const double n = static_cast<double>(count), offset = sum[c] / n, mean = first[c] + offset;
     const double spread = std::sqrt(std::max(0.0, squares[c] / n - offset * offset));
     if (!(std::abs(mean) > 2 * spread)) continue;
     const double unit = std::ldexp(1.0, std::ilogb(std::max(spread, std::abs(mean) * 0x1p-20)));
-    head.shift[c] = static_cast<T>(std::round(mean / unit) * unit);
-    head.shifted = true;
+    shift[c] = static_cast<T>(std::round(mean / unit) * unit);
+    shifted = true;
   }
+  return shifted;
 }
 
 template <class T>
@@ -65,18 +66,25 @@ void pack_tile(const core::Problem& p, const core::Operand& k, const core::Opera
                int64_t tile) {
   const core::Sequence& s = head.sequence;
   const int64_t first = tile * kTile;
-  const int64_t last = std::min(first + kTile, s.length_k);
+  const int64_t begin = std::clamp(head.seen.begin, first, first + kTile);
+  const int64_t last = std::clamp(head.seen.end, begin, first + kTile);
   T key[kMaxChannels], value[kMaxChannels], first_value[kMaxChannels];
   T size = 0, spread = 0;
-  if (read_row(v, row_offset(v, s.batch, s.start_k, head.head_kv), p.value_dim, first_value) >= infinity_bits<T>()) {
+  if (begin == last || read_row(v, key_offset(head.cache, v, s, head.head_kv, head.seen.begin), p.value_dim,
+                                first_value) >= infinity_bits<T>()) {
     std::fill_n(first_value, p.value_dim, T{0});
   }
   int64_t bad_here = 0;
-  for (int64_t j = first; j < last; ++j) {
-    const int64_t position = s.start_k + j;
+  for (int64_t j = first; j < begin; ++j) {
+    head.bad[j] = 0;
+    head.key_squares[j] = 0;
+    head.k.put_zero(j, p.dim);
+    head.v.put_zero(j, p.value_dim);
+  }
+  for (int64_t j = begin; j < last; ++j) {
     const bool bad =
-        read_row(k, row_offset(k, s.batch, position, head.head_kv), p.dim, key) >= huge_bits<T>() ||
-        read_row(v, row_offset(v, s.batch, position, head.head_kv), p.value_dim, value) >= infinity_bits<T>();
+        read_row(k, key_offset(head.cache, k, s, head.head_kv, j), p.dim, key) >= huge_bits<T>() ||
+        read_row(v, key_offset(head.cache, v, s, head.head_kv, j), p.value_dim, value) >= infinity_bits<T>();
     head.bad[j] = bad;
     for (int64_t c = 0; c < p.dim && head.shifted; ++c) key[c] -= head.shift[c];
     head.key_squares[j] = bad ? T{0} : squares(key, p.dim);
@@ -102,8 +110,10 @@ void pack_tile(const core::Problem& p, const core::Operand& k, const core::Opera
   if (bad_here > 0) head.bad_count->fetch_add(bad_here, std::memory_order_relaxed);
 }
 
-template void find_shift<float>(const core::Problem&, const core::Operand&, PackedHead<float>&);
-template void find_shift<double>(const core::Problem&, const core::Operand&, PackedHead<double>&);
+template bool find_shift<float>(const core::Operand&, const core::KeyCache&, const core::Sequence&, core::KeyRange,
+                                int64_t, int64_t, float*);
+template bool find_shift<double>(const core::Operand&, const core::KeyCache&, const core::Sequence&, core::KeyRange,
+                                 int64_t, int64_t, double*);
 template void pack_tile<float>(const core::Problem&, const core::Operand&, const core::Operand&,
                                const PackedHead<float>&, int64_t);
 template void pack_tile<double>(const core::Problem&, const core::Operand&, const core::Operand&,

@@ -10,7 +10,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "cpu/rows.hpp"
+#include "cpu/keys.hpp"
 
 namespace lla::cpu {
 
@@ -55,6 +55,8 @@ inline bool any_flag(const uint8_t* flags, const std::atomic<int64_t>* count, in
 template <class T>
 struct PackedHead {
   core::Sequence sequence;
+  core::KeyCache cache;  // where keys and values lie; empty where they are in no cache
+  core::KeyRange seen;   // keys some row sees: no other is read
   int64_t head_kv;
   PackedRows<T> k, v;
   uint8_t* bad;  // one flag a key
@@ -75,17 +77,20 @@ struct PackedHead {
   bool any_bad(int64_t begin, int64_t end) const { return any_flag(bad, bad_count, begin, end); }
 };
 
-// Sets head.shift from a sample of the head's keys.
+// Sets `shift` from a sample of the keys some row of the head sees; returns whether it is anything but 0.
 template <class T>
-void find_shift(const core::Problem& p, const core::Operand& k, PackedHead<T>& head);
+bool find_shift(const core::Operand& k, const core::KeyCache& cache, const core::Sequence& s, core::KeyRange seen,
+                int64_t head_kv, int64_t dim, T* shift);
 
 // Packs the keys and values of one tile of the head, filling up the last group.
 template <class T>
 void pack_tile(const core::Problem& p, const core::Operand& k, const core::Operand& v, const PackedHead<T>& head,
                int64_t tile);
 
-extern template void find_shift<float>(const core::Problem&, const core::Operand&, PackedHead<float>&);
-extern template void find_shift<double>(const core::Problem&, const core::Operand&, PackedHead<double>&);
+extern template bool find_shift<float>(const core::Operand&, const core::KeyCache&, const core::Sequence&,
+                                       core::KeyRange, int64_t, int64_t, float*);
+extern template bool find_shift<double>(const core::Operand&, const core::KeyCache&, const core::Sequence&,
+                                        core::KeyRange, int64_t, int64_t, double*);
 extern template void pack_tile<float>(const core::Problem&, const core::Operand&, const core::Operand&,
                                       const PackedHead<float>&, int64_t);
 extern template void pack_tile<double>(const core::Problem&, const core::Operand&, const core::Operand&,

@@ -98,8 +98,9 @@ void set_rows(Panel<T>& panel, const core::Problem& p, const core::Sequence& s, 
   int64_t begin[kPanel<T>], end[kPanel<T>];
   for (int64_t l = 0; l < kPanel<T>; ++l) {
     const int64_t i = (first_row + std::min(l, rows - 1)) / p.group();
-    begin[l] = p.mask.begin(i, s.length_q, s.length_k);
-    end[l] = std::max(begin[l], p.mask.end(i, s.length_q, s.length_k));
+    const core::KeyRange keys = core::visible_keys(p.mask, s, i, i);
+    begin[l] = keys.begin;
+    end[l] = keys.end;
   }
   set_ranges(panel, first_row, rows, begin, end);
 }

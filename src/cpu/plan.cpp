@@ -5,6 +5,7 @@
 #include "core/text.hpp"
 #include "cpu/cost.hpp"
 #include "cpu/cpu.hpp"
+#include "cpu/decode_run.hpp"
 #include "cpu/kernels.hpp"
 #include "cpu/layout.hpp"
 
@@ -40,6 +41,9 @@ int64_t cached_limit(const core::Problem& p) {
   return p.weights == Weights::cached ? p.cached_weights_limit : std::min(p.cached_weights_limit, kCachedBytes);
 }
 
+// Multiply-adds of a decoded row in those of one without a matrix.
+double decoding_factor(const core::Problem& p) { return p.given_x() ? 1.0 : 1.0 + static_cast<double>(p.dim) / 8; }
+
 int64_t slot_bytes(const core::Problem& p, int64_t rows) {
   const bool backward = p.operation == core::Operation::backward;
   const int64_t keys = p.seqlen_k * (2 * p.dim + (backward ? 2 : 1) * p.value_dim);
@@ -68,7 +72,6 @@ Schedule make_schedule(const core::Problem& p, const core::Plan& plan) {
 }
 
 std::string refuse(const core::Problem& p, const core::Machine&) {
-  if (p.cache) return "does not follow the lengths and pages of a cache";
   if (p.dim > kMaxChannels) return core::cat("head dimension ", p.dim, " is above ", kMaxChannels);
   if (p.value_dim > kMaxChannels) return core::cat("value dimension ", p.value_dim, " is above ", kMaxChannels);
   if (p.weights == Weights::cached && cached_bytes(p, 1, 1) > p.cached_weights_limit) {
@@ -86,8 +89,12 @@ core::Plan measured(const core::Problem& p, core::Plan plan, int64_t panels) {
   plan.block_keys = static_cast<int>(kTile);
   plan.solver = p.solver;
   const Schedule schedule = make_schedule(p, plan);
-  plan.workspace_bytes = p.dtype == DType::f64 ? Layout<double>().take(nullptr, p, plan, schedule)
-                                               : Layout<float>().take(nullptr, p, plan, schedule);
+  plan.workspace_bytes = 0;
+  if (!only_decodes(p)) {
+    plan.workspace_bytes = p.dtype == DType::f64 ? Layout<double>().take(nullptr, p, plan, schedule)
+                                                 : Layout<float>().take(nullptr, p, plan, schedule);
+  }
+  if (may_decode(p)) plan.workspace_bytes = std::max(plan.workspace_bytes, decode_workspace(p, plan.workers));
   return plan;
 }
 
@@ -100,6 +107,7 @@ core::Plan planned(const core::Problem& p, int threads) {
   const double work = static_cast<double>(p.rows()) * static_cast<double>(std::min(p.seqlen_k, panel_keys(p))) *
                       static_cast<double>(p.dim + p.value_dim);
   plan.workers = work < kWorthThreads ? 1 : static_cast<int>(std::clamp<int64_t>(blocks(1), 1, std::max(1, threads)));
+  if (may_decode(p) && work * decoding_factor(p) >= kWorthThreads) plan.workers = std::max(1, threads);
   // Panels that share a walk over the keys save memory traffic; several blocks a thread even out the load.
   int64_t panels = kMaxPanels;
   while (panels > 1 && (blocks(panels) < 4 * plan.workers || panels * lanes / 2 >= rows)) panels /= 2;
@@ -135,6 +143,11 @@ core::Plan make_plan(const core::Problem& p, const core::Machine& machine) {
 
 core::Notes notes(const core::Problem& p, const core::Machine& machine, const core::Plan&) {
   core::Notes notes{{"simd", machine.simd}, {"panel", core::cat(width(p), " rows")}};
+  if (may_decode(p)) {
+    notes.emplace_back("sequences of few rows",
+                       core::cat("up to ", kMostDecodedRows, " rows a kv head decode",
+                                 p.given_x() ? "" : ", solved directly", "; their keys are split over the threads"));
+  }
   if (solves(p) && p.solver == Solver::automatic) {
     const bool direct = direct_first(p.dim, p.seqlen_k, p.tolerance, p.dtype == DType::f64);
     notes.emplace_back(

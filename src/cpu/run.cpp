@@ -1,8 +1,10 @@
 // Runs a call: waves of kv heads, each packed, then worked off block by block.
 #include <algorithm>
 #include <new>
+#include <type_traits>
 
 #include "cpu/cpu.hpp"
+#include "cpu/decode_run.hpp"
 #include "cpu/kernels.hpp"
 #include "cpu/layout.hpp"
 #include "cpu/plan.hpp"
@@ -11,22 +13,35 @@
 namespace lla::cpu {
 namespace {
 
-// Names the heads of a wave and packs their keys and values. Returns how many heads it has.
+// Names the heads of a wave, from `next` on, and packs their keys and values. Returns how many heads it has; `next` is
+// then the first of the next wave. Sequences that decode take no part.
 template <class T, class Call>
-int64_t pack_wave(const Call& call, const core::Plan& plan, const Schedule& s, const Layout<T>& layout, int64_t first) {
+int64_t pack_wave(const Call& call, const core::Plan& plan, const Schedule& s, const Layout<T>& layout, int64_t& next) {
   const core::Problem& p = call.problem;
-  const int64_t count = std::min(s.slots, s.heads - first);
-  for (int64_t i = 0; i < count; ++i) {
-    PackedHead<T>& head = layout.heads[i];
-    head.sequence = core::sequence(p, call.cu_seqlens_q, call.cu_seqlens_k, (first + i) / p.heads_kv);
-    head.head_kv = (first + i) % p.heads_kv;
+  int64_t count = 0, longest = 0;
+  for (; next < s.heads && count < s.slots; ++next) {
+    const core::Sequence sequence = core::sequence(call, next / p.heads_kv);
+    if (decodes(p, sequence)) continue;
+    PackedHead<T>& head = layout.heads[count++];
+    head.sequence = sequence;
+    head.head_kv = next % p.heads_kv;
+    head.seen = {0, sequence.length_k};
+    if constexpr (std::is_same_v<Call, core::ForwardCall>) {
+      head.cache = call.cache;
+      if (call.cache) head.seen = core::visible_keys(p.mask, sequence);
+    }
+    longest = std::max(longest, head.seen.end);
     new (head.bad_count) std::atomic<int64_t>(0);
   }
-  parallel_for(count, plan.workers, [&](int64_t item, int) { find_shift(p, call.k, layout.heads[item]); });
-  const int64_t tiles = (p.seqlen_k + kTile - 1) / kTile;
+  parallel_for(count, plan.workers, [&](int64_t item, int) {
+    PackedHead<T>& head = layout.heads[item];
+    head.shifted = find_shift(call.k, head.cache, head.sequence, head.seen, head.head_kv, p.dim, head.shift);
+  });
+  const int64_t tiles = (longest + kTile - 1) / kTile;
   parallel_for(count * tiles, plan.workers, [&](int64_t item, int) {
     const PackedHead<T>& head = layout.heads[item / tiles];
-    if (item % tiles * kTile < head.sequence.length_k) pack_tile(p, call.k, call.v, head, item % tiles);
+    const int64_t first = item % tiles * kTile;
+    if (first < head.seen.end && first + kTile > head.seen.begin) pack_tile(p, call.k, call.v, head, item % tiles);
   });
   return count;
 }
@@ -34,12 +49,14 @@ int64_t pack_wave(const Call& call, const core::Plan& plan, const Schedule& s, c
 template <class T>
 void forward(const core::ForwardCall& call, const core::Plan& plan) {
   const core::Problem& p = call.problem;
+  if (may_decode(p)) decode(call, plan.workers);
+  if (only_decodes(p)) return;
   const Schedule s = make_schedule(p, plan);
   Layout<T> layout;
   layout.take(call.workspace, p, plan, s);
   const int64_t blocks = s.blocks(s.rows);
-  for (int64_t first = 0; first < s.heads; first += s.slots) {
-    const int64_t count = pack_wave(call, plan, s, layout, first);
+  for (int64_t next = 0; next < s.heads;) {
+    const int64_t count = pack_wave(call, plan, s, layout, next);
     // Last blocks first: under a causal mask they are the longest.
     parallel_for(blocks * count, plan.workers, [&](int64_t item, int worker) {
       const PackedHead<T>& head = layout.heads[item % count];
@@ -73,8 +90,8 @@ void backward(const core::BackwardCall& call, const core::Plan& plan) {
   Layout<T> layout;
   layout.take(call.workspace, p, plan, s);
   const int64_t row_blocks = s.blocks(s.rows), key_blocks = s.blocks(p.seqlen_k);
-  for (int64_t first = 0; first < s.heads; first += s.slots) {
-    const int64_t count = pack_wave(call, plan, s, layout, first);
+  for (int64_t next = 0; next < s.heads;) {
+    const int64_t count = pack_wave(call, plan, s, layout, next);
     for (int64_t i = 0; i < count; ++i) {
       const int64_t rows = layout.heads[i].sequence.length_q * p.group();
       new (layout.queries[i].bad_count) std::atomic<int64_t>(0);

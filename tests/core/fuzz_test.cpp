@@ -8,6 +8,7 @@
 #include <cstdlib>
 
 #include "core/text.hpp"
+#include "support/cache.hpp"
 #include "support/conditioned.hpp"
 #include "support/gates.hpp"
 #include "support/truth.hpp"
@@ -187,24 +188,83 @@ void run_case(uint64_t seed) {
   }
 }
 
+// Sequences of any lengths and rows in a cache of any layout; what no row may see is NaN.
+CacheSpec make_cache_case(Dice& dice) {
+  CacheSpec s;
+  s.dtype = dice.pick({DType::f32, DType::f32, DType::f64, DType::bf16, DType::f16});
+  if (s.dtype != DType::f64) s.out_dtype = DType::f32;
+  s.dim = dice.one_in(4) ? dice.pick<int64_t>({1, 64, 80, 128}) : dice.between(1, 40);
+  s.value_dim = dice.one_in(2) ? s.dim : dice.between(1, 70);
+  s.heads_kv = dice.between(1, 3);
+  s.heads_q = s.heads_kv * dice.between(1, 5);
+  s.packed = dice.one_in(2);
+  const int64_t longest = dice.one_in(8) ? 3000 : 200, rows = dice.one_in(3) ? 1 : dice.between(1, 40);
+  s.sequences.clear();
+  for (int64_t b = dice.between(1, 5); b > 0; --b) {
+    CachedSequence q;
+    q.rows = !s.packed ? rows : dice.one_in(8) ? 0 : dice.one_in(2) ? 1 : dice.between(1, rows);
+    q.keys = std::max(q.rows, dice.one_in(10) ? 0 : dice.between(1, longest));
+    q.first_key = dice.one_in(4) ? dice.between(0, q.keys) : 0;
+    s.sequences.push_back(q);
+  }
+  s.page_size = dice.one_in(3) ? 0 : dice.pick<int64_t>({1, 2, 7, 16, 64, 256});
+  s.order = dice.pick({PageOrder::forward, PageOrder::reversed, PageOrder::shuffled});
+  s.ridge =
+      dice.pick({RidgeShape::none, RidgeShape::scalar, RidgeShape::head, RidgeShape::token, RidgeShape::dimension});
+  s.layout = dice.pick({Layout::dense, Layout::dense, Layout::head_major, Layout::padded, Layout::scattered});
+  s.options.causal = dice.one_in(3) ? 0 : 1;
+  if (dice.one_in(3)) s.options.window_left = dice.between(0, 70);
+  s.options.solver =
+      static_cast<int32_t>(dice.pick({LLA_SOLVER_AUTO, LLA_SOLVER_AUTO, LLA_SOLVER_CG, LLA_SOLVER_DIRECT}));
+  s.options.tolerance = tight_tolerance(s.dtype);
+  s.options.max_iterations = static_cast<int32_t>(20 * s.dim + 200);
+  return s;
+}
+
+void run_cache_case(uint64_t seed) {
+  Dice dice(seed);
+  const data::Kind kind = data::kinds[dice.between(0, 5)];
+  const double ridge = dice.pick({10.0, 1.0, 0.1});
+  const CacheSpec spec = make_cache_case(dice);
+  SCOPED_TRACE(core::cat("repeat with: LLA_FUZZ_SEED=", seed, " fuzz_test --gtest_filter='*Caches'    (",
+                         data::name(kind), ", ridge ", ridge, ", ", spec.text(), ")"));
+  const std::vector<Inputs> inputs = make_cache_inputs(spec, kind, ridge, seed);
+  const CacheForward want = cache_oracle(spec, inputs);
+  // As in fuzz_gates; |k| |x| is at most some thousands with such a ridge.
+  const double gate = 5 * accuracy_gates(spec.dtype, ridge).output + (spec.dtype == DType::f64 ? 1e-11 : 1e-3);
+  for (const std::string& name : implementations_under_test()) {
+    if (!takes_cache(name, spec)) continue;
+    SCOPED_TRACE(name);
+    const CacheForward got = run_cache(spec, inputs, name);
+    ASSERT_EQ(got.status, LLA_OK) << got.message;
+    for (size_t b = 0; b < got.o.size(); ++b) {
+      EXPECT_LE(relative_error(got.o[b], want.o[b]), gate) << "sequence " << b;
+      for (const int status : got.row_status[b]) EXPECT_NE(status, LLA_ROW_NAN) << "sequence " << b;
+    }
+  }
+}
+
 uint64_t from_environment(const char* name, uint64_t otherwise) {
   const char* value = std::getenv(name);
   return value ? std::strtoull(value, nullptr, 10) : otherwise;
 }
 
-TEST(Fuzz, RandomProblems) {
-  if (std::getenv("LLA_FUZZ_SEED")) return run_case(from_environment("LLA_FUZZ_SEED", 0));
+void fuzz(void (*run)(uint64_t seed), uint64_t seconds) {
+  if (std::getenv("LLA_FUZZ_SEED")) return run(from_environment("LLA_FUZZ_SEED", 0));
   const auto start = std::chrono::steady_clock::now();
-  const std::chrono::seconds limit(from_environment("LLA_FUZZ_SECONDS", reduced() ? 10 : 20));
+  const std::chrono::seconds limit(from_environment("LLA_FUZZ_SECONDS", seconds));
   const uint64_t first = from_environment("LLA_FUZZ_START", 1);
   uint64_t seed = first;
   constexpr uint64_t kLeast = 10;  // cases on however slow a machine or build
   for (; seed < first + kLeast || std::chrono::steady_clock::now() - start < limit; ++seed) {
-    run_case(seed);
-    if (HasFatalFailure() || HasNonfatalFailure()) break;  // one case at a time
+    run(seed);
+    if (testing::Test::HasFailure()) break;  // one case at a time
   }
-  RecordProperty("cases", static_cast<int>(seed - first));
+  testing::Test::RecordProperty("cases", static_cast<int>(seed - first));
 }
+
+TEST(Fuzz, RandomProblems) { fuzz(run_case, reduced() ? 10 : 20); }
+TEST(Fuzz, RandomCaches) { fuzz(run_cache_case, reduced() ? 5 : 10); }
 
 }  // namespace
 }  // namespace lla::test

@@ -28,6 +28,7 @@ struct Packed {
     problem.seqlen_k = problem.seqlen_q = keys;
     problem.heads_q = problem.heads_kv = 1;
     head.sequence = {0, 0, 0, keys, keys};
+    head.seen = {0, keys};
     head.k = {k_natural.data(), k_grouped.data()};
     head.v = {v_natural.data(), nullptr};
     head.bad = bad.data();

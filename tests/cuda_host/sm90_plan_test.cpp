@@ -1,7 +1,7 @@
 // The Hopper planner, asked about an H200 from any machine.
 #include <gtest/gtest.h>
 
-#include "cuda/sm90/forward/config.hpp"
+#include "cuda/sm90/solve/config.hpp"
 #include "cuda/sm90/parallax/config.hpp"
 #include "cuda/sm90/plan.hpp"
 #include "cuda/sm90/sm90.hpp"
@@ -95,6 +95,43 @@ TEST(Sm90Plan, RefusesWithAReason) {
   core::Machine older = kH200;
   older.cuda.arch = 80;
   EXPECT_NE(refuse(problem(2, 4, 1000, 128), older).find("8.0"), std::string::npos);
+}
+
+core::Problem over_cache(int64_t batch, int64_t heads, int64_t rows, int64_t capacity, int64_t dim) {
+  core::Problem p = problem(batch, heads, rows, dim);
+  p.cache = true;
+  p.seqlen_k = capacity, p.total_k = batch * capacity;
+  return p;
+}
+
+TEST(Sm90Plan, DecodesOverCaches) {
+  for (const int64_t dim : {8, 64, 96, 128}) {
+    for (const int64_t rows : {1, 4, 32}) EXPECT_EQ(refuse(over_cache(32, 8, rows, 16384, dim), kH200), "") << dim;
+  }
+  const core::Problem p = over_cache(32, 8, 1, 16384, 128);
+  const core::Plan planned = plan(p, kH200);
+  EXPECT_EQ(planned.solver, Solver::direct);
+  EXPECT_EQ(planned.workers, 132);
+  // Whatever the capacity.
+  EXPECT_EQ(planned.workspace_bytes, plan(over_cache(32, 8, 1, 1 << 20, 128), kH200).workspace_bytes);
+  EXPECT_LE(plan(over_cache(4096, 8, 1, 1024, 128), kH200).workspace_bytes, size_t{65} << 20);
+}
+
+TEST(Sm90Plan, RefusesOverCaches) {
+  EXPECT_NE(refuse(over_cache(1, 8, 33, 1000, 128), kH200).find("32 rows"), std::string::npos);
+  core::Problem p = over_cache(1, 8, 9, 1000, 128);
+  p.heads_kv = 2;  // nine queries of four heads each
+  EXPECT_NE(refuse(p, kH200).find("36"), std::string::npos);
+  p = over_cache(1, 8, 1, 1000, 128);
+  p.solver = Solver::cg;
+  EXPECT_NE(refuse(p, kH200).find("directly"), std::string::npos);
+  p = over_cache(1, 8, 1, 1000, 128);
+  p.batch_invariant = true;
+  EXPECT_NE(refuse(p, kH200), "");
+  p = over_cache(1, 8, 1, 1000, 128);
+  p.dtype = DType::f32;
+  p.precision = Precision::tf32;
+  EXPECT_NE(refuse(p, kH200).find("bf16"), std::string::npos);
 }
 
 TEST(Sm90Plan, CachesWeightsWithinTheLimit) {

@@ -19,6 +19,9 @@ FIGURES = {
     "iterations": ("iterations-16",),
     "rates": ("rates", "boundary"),
     "memory": ("memory",),
+    "in-context": ("in_context", "in_context_curves"),
+    "recall": ("recall", "recall_curves"),
+    "state-tracking": ("state_tracking", "state_tracking_curves"),
     "solver": ("solver_iterations", "solver_forms", "solver_positions"),
 }
 VOID = {"meta", "link", "img", "source", "br"}

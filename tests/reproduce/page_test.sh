@@ -24,10 +24,19 @@ export LLA_PYTHON=$python
 for study in ridges kernels queries; do  # their own folders by default
   "$lla" reproduce regression --study $study --d 8 --d 16 --sequences 2 >/dev/null
 done
+# The trained experiments are a program of their own, which not every build has.
+trained=""
+if [ -x "$(dirname "$lla")/lla_train" ]; then
+  trained="in-context recall state-tracking"
+  for task in $trained; do
+    OMP_NUM_THREADS=1 LLA_NUM_THREADS=1 "$lla" reproduce $task --quick --model lla --model softmax --epochs 2 --set training.examples=640 \
+      --set training.batch=32 --set training.validation=32 --set training.test=32 --device cpu --out out/$task >/dev/null 2>&1
+  done
+fi
 page=$("$lla" report out)
 [ "$page" = "$work/out/index.html" ] || { echo "report printed '$page'"; exit 1; }
 "$python" "$source/tests/reproduce/page_check.py" out regression rates memory solver interpolation capacity lemmas iterations \
-  regression-ridges regression-kernels regression-queries
+  regression-ridges regression-kernels regression-queries $trained
 "$lla" report out/regression >/dev/null
 "$python" "$source/tests/reproduce/page_check.py" out/regression regression
 cp out/regression/index.html first.html
@@ -42,6 +51,7 @@ refused() {  # expected part of the message, then the command
   case $message in *"$expected"*) ;; *) printf 'expected "%s" from: %s\ngot: %s\n' "$expected" "$*" "$message"; exit 1 ;; esac
 }
 cp -r out/regression kept
+LLA_TRAIN=/nowhere refused "is not at /nowhere: build it with" "$lla" reproduce recall
 refused "--d: 7 not in" "$lla" reproduce regression --d 7
 refused "--segment: 48 not in" "$lla" reproduce regression --segment 48
 refused "this run has" "$lla" reproduce regression --d 8 --segment 256 --sequences 4 --seed 2 --out out/regression

@@ -13,7 +13,8 @@ enum RowKind : int32_t {
   kUnfinished = 1,  // regular, but conjugate gradients did not reach the tolerance
   kEmpty = 2,       // sees no key
   kSingle = 3,      // sees one key: o = v, whatever x is
-  kBad = 4          // a value that is not finite, or an illegal ridge
+  kBad = 4,         // a value that is not finite, or an illegal ridge
+  kInvalid = 5      // of a sequence whose lengths or pages are out of bounds: its output is written already
 };
 
 // Row arrays are indexed by core::row_index; vectors of a row are contiguous.
@@ -33,7 +34,7 @@ struct RowArrays {
   T* tau_low = nullptr;
   T* mean_b = nullptr;  // tau_low - y.mean_k
   T* c = nullptr;
-  T* dridge = nullptr;  // the row's sum of -x y
+  double* dridge = nullptr;  // the row's sum of -x y: in double, a float may be too small for it where their sum is not
   // Gradients of o are divided by 2^exponent as they are read, which makes G.v of size 1; what is linear in them is
   // multiplied by it as it is written. kNoExponent where a row has no gradient.
   int32_t* exponent = nullptr;
@@ -46,6 +47,7 @@ struct Arguments {
   core::Operand dq, dk, dv, dridge, dx;
   const int32_t* cu_seqlens_q = nullptr;
   const int32_t* cu_seqlens_k = nullptr;
+  core::KeyCache cache;  // forward only
   core::RowOutputs info;
   RowArrays<T> rows;
   // The solve: from `rest` to `solution` (x forward, y backward).

@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
   // Below this share of the largest curvature a step is rounding noise blown up.
   constexpr T kEpsilon = std::numeric_limits<T>::epsilon();
   constexpr T kNoise = 8 * kEpsilon;
-  const Source k = key_rows<T>(a.k, block.sequence, block.head / p.group(), p.dim);
+  const Source k = key_rows<T>(a, a.k, block.sequence, block.head / p.group(), p.dim);
   load_tile<C::kOwn, C>(own_q, query_rows<T>(a.q, block, p.dim), 0, block.count, nullptr, Always{});
 
   const auto direction_at = [&](int r, int c) -> Vec<T>& {
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
           const T most = sqrt(static_cast<T>(stop.limit(sizes, query[r].keys())) / s.start);
           const T promised = sqrt(s.promised / s.start);
           lost = drift(s, squares, mean_squares);
-          const bool doubtful = 2 * lost > promised;
+          const bool doubtful = 2 * lost > fmax(promised, static_cast<T>(stop.backward ? 0 : core::default_tolerance(a.problem.dtype)));
           const T within = doubtful ? most : most - fmin(lost, T(0.5) * most);
           s.limit = within * within * s.start;
           done = s.squared <= s.limit;

@@ -38,16 +38,10 @@ struct Row {
   double* gamma;       // per key of the tile: G.(v - mean_v), or forward w (1 + E)
 
   __device__ double key(int64_t j, int d) const {
-    const core::Operand& t = a.k;
-    return load_as<double>(
-        t.data, t.dtype,
-        sequence.batch * t.stride[0] + (sequence.start_k + j) * t.stride[1] + head_kv * t.stride[2] + d * t.stride[3]);
+    return load_as<double>(a.k.data, a.k.dtype, key_offset(a, a.k, sequence, head_kv, j) + d * a.k.stride[3]);
   }
   __device__ double value(int64_t j, int d) const {
-    const core::Operand& t = a.v;
-    return load_as<double>(
-        t.data, t.dtype,
-        sequence.batch * t.stride[0] + (sequence.start_k + j) * t.stride[1] + head_kv * t.stride[2] + d * t.stride[3]);
+    return load_as<double>(a.v.data, a.v.dtype, key_offset(a, a.v, sequence, head_kv, j) + d * a.v.stride[3]);
   }
   __device__ double weight(double dot) const {
     return exp2(dot * a.problem.scale * std::numbers::log2e - static_cast<double>(a.rows.max[query.row]));
@@ -251,11 +245,11 @@ __device__ bool locate(const Arguments<T>& a, int64_t index, Row<T>& row) {
   const int64_t i = index % p.seqlen_q;
   row.head = index / p.seqlen_q % p.heads_q;
   row.head_kv = row.head / p.group();
-  row.sequence = core::sequence(p, a.cu_seqlens_q, a.cu_seqlens_k, index / p.seqlen_q / p.heads_q);
+  row.sequence = sequence_of(a, index / p.seqlen_q / p.heads_q);
   const core::Sequence& s = row.sequence;
   if (i >= s.length_q) return false;
-  row.query = {true, i, core::row_index(p, s, row.head, i), p.mask.begin(i, s.length_q, s.length_k),
-               p.mask.end(i, s.length_q, s.length_k)};
+  const core::KeyRange keys = core::visible_keys(p.mask, s, i, i);
+  row.query = {true, i, core::row_index(p, s, row.head, i), keys.begin, keys.end};
   const int32_t kind = a.rows.kind[row.query.row];
   return (kind == kRegular && solved_directly(a, row.query)) || (kind == kUnfinished && a.rescue);
 }

@@ -69,8 +69,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dkdv_kernel(cons
   const bool solved = !p.given_x();
   const T log2_factor = log2_scale<T>(p);
   const int columns = pieces<T>(p.dim), value_columns = pieces<T>(p.value_dim);
-  load_tile<C::kOwn, C>(own_k, key_rows<T>(a.k, s, head_kv, p.dim), first_key, keys, nullptr, Always{});
-  load_tile<C::kOwn, C>(own_v, key_rows<T>(a.v, s, head_kv, p.value_dim), first_key, keys, nullptr, Always{});
+  load_tile<C::kOwn, C>(own_k, key_rows<T>(a, a.k, s, head_kv, p.dim), first_key, keys, nullptr, Always{});
+  load_tile<C::kOwn, C>(own_v, key_rows<T>(a, a.v, s, head_kv, p.value_dim), first_key, keys, nullptr, Always{});
 
   // Queries that see any of these keys: begin and end of what a query sees grow with it.
   const int64_t shift = s.length_k - s.length_q;

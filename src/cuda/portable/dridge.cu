@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kThreads) dridge_kernel(const __grid_constant_
   const int64_t stride = per_head ? p.heads_q * pitch : pitch;
   double sum = 0;
   for (int64_t i = threadIdx.x; i < segments * length; i += kThreads) {
-    sum += static_cast<double>(a.rows.dridge[i / length * stride + head * pitch + i % length]);
+    sum += a.rows.dridge[i / length * stride + head * pitch + i % length];
   }
   sums[threadIdx.x] = sum;
   for (int half = kThreads / 2; half > 0; half /= 2) {

@@ -32,7 +32,7 @@ Layout::Layout(const core::Problem& p, int direct_blocks) {
   mean_b = take(backward, scalars);
   c = take(backward, scalars);
   exponent = take(backward, rows * 4);
-  dridge = take(backward && (p.ridge == core::RidgeShape::head || p.ridge == core::RidgeShape::scalar), scalars);
+  dridge = take(backward && (p.ridge == core::RidgeShape::head || p.ridge == core::RidgeShape::scalar), rows * 8);
   matrices = take(direct_blocks > 0 && !DirectConfig::matrix_in_shared(p.dim),
                   direct_blocks * DirectConfig::matrix_elements(p.dim) * 8);
   bytes = at;

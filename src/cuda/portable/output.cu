@@ -18,8 +18,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) output_kernel(co
   const QueryBlock block = query_block(a, blockIdx.x, C::kOwn);
   if (block.count <= 0) return;
   const T log2_factor = log2_scale<T>(p);
-  const Source k = key_rows<T>(a.k, block.sequence, block.head / p.group(), p.dim);
-  const Source v = key_rows<T>(a.v, block.sequence, block.head / p.group(), p.value_dim);
+  const Source k = key_rows<T>(a, a.k, block.sequence, block.head / p.group(), p.dim);
+  const Source v = key_rows<T>(a, a.v, block.sequence, block.head / p.group(), p.value_dim);
 
   Query query[C::kRows];
   int32_t kind[C::kRows];
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) output_kernel(co
     const Query& q = query[r];
     kind[r] = q.exists ? a.rows.kind[q.row] : static_cast<int32_t>(kEmpty);
     const bool left_to_direct = is_regular(kind[r]) && (solved_directly(a, q) || (a.rescue && kind[r] == kUnfinished));
-    written[r] = q.exists && !left_to_direct;
+    written[r] = q.exists && !left_to_direct && kind[r] != kInvalid;
     const bool regular = written[r] && is_regular(kind[r]);
     omega[r] = regular ? a.rows.omega[q.row] : T(1);
     max[r] = regular ? a.rows.max[q.row] : T(0);

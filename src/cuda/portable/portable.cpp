@@ -22,7 +22,6 @@ std::string refuse(const core::Problem& p, const core::Machine& machine) {
     return cat("needs ", kSharedMemoryLimit, " bytes of shared memory per block, the device has ",
                device.shared_memory_per_block);
   }
-  if (p.cache) return "does not follow the lengths and pages of a cache";
   if (p.dim > kLargestDim || p.value_dim > kLargestDim) {
     return cat("takes head dimensions up to ", kLargestDim, ", not D = ", p.dim, " with Dv = ", p.value_dim);
   }
@@ -93,7 +92,7 @@ Arguments<T> arguments(const Call& call, const core::Plan& plan) {
   a.rows.mean_b = array(layout.mean_b);
   a.rows.c = array(layout.c);
   a.rows.exponent = reinterpret_cast<int32_t*>(at(layout.exponent));
-  a.rows.dridge = array(layout.dridge);
+  a.rows.dridge = reinterpret_cast<double*>(at(layout.dridge));
   a.matrices = reinterpret_cast<double*>(at(layout.matrices));
   a.direct_blocks = plan.workers;
   a.direct_keys = direct_keys(call.problem);
@@ -116,6 +115,7 @@ Status run(const core::ForwardCall& call, const core::Plan& plan) {
   const auto stream = static_cast<cudaStream_t>(call.stream);
   Arguments<T> a = arguments<T>(call, plan);
   a.o = call.o;
+  a.cache = call.cache;
   if (call.saved != nullptr) {
     const core::SavedLayout saved(call.problem);
     T* base = static_cast<T*>(call.saved);

@@ -51,6 +51,7 @@ class PowerOfTwo {
     second_ = power(within - within / 2);
   }
   __device__ T operator()(T x) const { return x * first_ * second_; }
+  __device__ double wide(T x) const { return static_cast<double>(x) * first_ * second_; }
 
  private:
   static constexpr int32_t kLargest = std::numeric_limits<T>::max_exponent - 2;  // of a power that has a reciprocal
@@ -100,6 +101,24 @@ struct QueryBlock {
   int64_t key_end;
 };
 
+// Sequence b of the call. Lengths and cu_seqlens_q of a cache are read here and not believed; where one is out of
+// bounds the sequence is not valid.
+template <class T>
+__device__ __forceinline__ core::Sequence sequence_of(const Arguments<T>& a, int64_t b) {
+  const core::Problem& p = a.problem;
+  if (!p.cache) return core::sequence(p, a.cu_seqlens_q, a.cu_seqlens_k, b);
+  return core::sequence(p, a.cu_seqlens_q, a.cache, b, p.packed ? core::rows_before(a.cu_seqlens_q, b) : 0);
+}
+
+// Where key or value j of a sequence lies in t, which is k or v: the one place that knows.
+template <class T>
+__device__ __forceinline__ int64_t key_offset(const Arguments<T>& a, const core::Operand& t, const core::Sequence& s,
+                                              int64_t head_kv, int64_t j) {
+  const int64_t outer = a.problem.cache ? a.cache.page(s.batch, j) : s.batch;
+  const int64_t inner = a.problem.cache ? a.cache.slot(j) : s.start_k + j;
+  return outer * t.stride[0] + inner * t.stride[1] + head_kv * t.stride[2];
+}
+
 // Blocks are numbered with the last queries first: under a causal mask they take longest.
 template <class T>
 __device__ QueryBlock query_block(const Arguments<T>& a, int64_t block, int own) {
@@ -108,14 +127,14 @@ __device__ QueryBlock query_block(const Arguments<T>& a, int64_t block, int own)
   const int64_t tiles = (p.seqlen_q + own - 1) / own;
   QueryBlock result;
   result.head = block % heads % p.heads_q;
-  result.sequence = core::sequence(p, a.cu_seqlens_q, a.cu_seqlens_k, block % heads / p.heads_q);
+  result.sequence = sequence_of(a, block % heads / p.heads_q);
   const core::Sequence& s = result.sequence;
   result.first = (tiles - 1 - block / heads) * own;
   result.count = s.length_q - result.first < own ? s.length_q - result.first : own;
   result.row = core::row_index(p, s, result.head, result.first);
-  const int64_t last = result.first + result.count - 1;
-  result.key_begin = p.mask.begin(result.first, s.length_q, s.length_k);
-  result.key_end = p.mask.end(last, s.length_q, s.length_k);
+  const core::KeyRange keys = core::visible_keys(p.mask, s, result.first, result.first + result.count - 1);
+  result.key_begin = keys.begin;
+  result.key_end = keys.end;
   return result;
 }
 
@@ -137,8 +156,10 @@ __device__ Query owned_query(const core::Problem& p, const QueryBlock& block, in
   q.exists = own < block.count;
   q.index = block.first + own;
   q.row = block.row + own;
-  q.begin = q.exists ? p.mask.begin(q.index, block.sequence.length_q, block.sequence.length_k) : 0;
-  q.end = q.exists ? p.mask.end(q.index, block.sequence.length_q, block.sequence.length_k) : 0;
+  const core::KeyRange keys =
+      q.exists ? core::visible_keys(p.mask, block.sequence, q.index, q.index) : core::KeyRange{0, 0};
+  q.begin = keys.begin;
+  q.end = keys.end;
   return q;
 }
 
@@ -148,8 +169,14 @@ __device__ Source query_rows(const core::Operand& t, const QueryBlock& b, int64_
   return tensor_rows<T>(t, b.sequence.batch, b.sequence.start_q + b.first, b.head, columns);
 }
 template <class T>
-__device__ Source key_rows(const core::Operand& t, const core::Sequence& s, int64_t head_kv, int64_t columns) {
-  return tensor_rows<T>(t, s.batch, s.start_k, head_kv, columns);
+__device__ Source key_rows(const Arguments<T>& a, const core::Operand& t, const core::Sequence& s, int64_t head_kv,
+                           int64_t columns) {
+  if (a.cache.page_size == 0) return tensor_rows<T>(t, s.batch, s.start_k, head_kv, columns);
+  Source rows = tensor_rows<T>(t, 0, 0, head_kv, columns);
+  rows.pages = a.cache.table + s.batch * a.cache.table_stride;
+  rows.page_size = a.cache.page_size;
+  rows.page_stride = t.stride[0];
+  return rows;
 }
 
 // Offset of a row of a (batch, position, head, channel) tensor.

@@ -53,10 +53,7 @@ __device__ void write_row(const Arguments<T>& a, const QueryBlock& block, const 
     if (result.kind == kEmpty) return T(0);
     if (result.kind == kBad) return nan_value<T>();
     if (result.kind == kRegular) return sum / result.omega;
-    const core::Sequence& s = block.sequence;
-    return load_as<T>(
-        t.data, t.dtype,
-        s.batch * t.stride[0] + (s.start_k + q.begin) * t.stride[1] + head_kv * t.stride[2] + column * t.stride[3]);
+    return load_as<T>(t.data, t.dtype, key_offset(a, t, block.sequence, head_kv, q.begin) + column * t.stride[3]);
   };
   for_columns<C>(p.value_dim, [&](int c, int e, int column) {
     a.rows.mean_v[q.row * p.value_dim + column] = mean(a.v, result.sum_v->at[r][c].at[e], column);
@@ -96,6 +93,42 @@ __device__ void write_row(const Arguments<T>& a, const QueryBlock& block, const 
   if (a.info.status) a.info.status[q.row] = result.status;
 }
 
+// Whether the pages of all keys some row of the sequence sees are there. All threads of the block take part.
+template <class C, class T>
+__device__ bool has_pages(const Arguments<T>& a, const core::Sequence& s) {
+  bool missing = false;
+  if (a.cache.page_size > 0) {
+    const core::KeyRange seen = core::visible_keys(a.problem.mask, s);
+    const int64_t end = (seen.end + a.cache.page_size - 1) / a.cache.page_size;
+    for (int64_t i = seen.begin / a.cache.page_size + threadIdx.x; i < end && seen.begin < seen.end; i += C::kThreads) {
+      missing |= !a.cache.has_page(a.cache.table[s.batch * a.cache.table_stride + i]);
+    }
+  }
+  return !__syncthreads_or(missing);
+}
+
+// Rows of a sequence that is out of bounds: NaN, and nothing of its keys is read. It may claim more rows than the bound
+// its tiles were counted by, so each of them takes every rows-of-all-tiles-th too.
+template <class C, class T>
+__device__ void write_invalid(const Arguments<T>& a, const QueryBlock& block) {
+  const core::Problem& p = a.problem;
+  const core::Sequence& s = block.sequence;
+  const int64_t step = (p.seqlen_q + C::kOwn - 1) / C::kOwn * C::kOwn;
+  for (int64_t first = block.first; first < s.length_q; first += step) {
+    for (int64_t i = first + group(); i < first + C::kOwn && i < s.length_q; i += C::kGroups) {
+      const int64_t row = core::row_index(p, s, block.head, i), offset = row_offset(a.o, s, block.head, i);
+      for_columns<C>(p.value_dim, [&](int, int, int column) {
+        store_as(a.o.data, a.o.dtype, offset + column * a.o.stride[3], nan_value<T>());
+      });
+      if (lane() != 0) continue;
+      a.rows.kind[row] = kInvalid;
+      if (a.info.iterations) a.info.iterations[row] = -1;
+      if (a.info.residual) a.info.residual[row] = -1.0f;
+      if (a.info.status) a.info.status[row] = LLA_ROW_INVALID;
+    }
+  }
+}
+
 template <class T, int kDim>
 __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) stats_kernel(const __grid_constant__ Arguments<T> a) {
   using C = Config<T, kDim>;
@@ -109,9 +142,10 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) stats_kernel(con
 
   const core::Problem& p = a.problem;
   const QueryBlock block = query_block(a, blockIdx.x, C::kOwn);
+  if (p.cache && (!block.sequence.valid || !has_pages<C>(a, block.sequence))) return write_invalid<C>(a, block);
   if (block.count <= 0) return;
-  const Source k = key_rows<T>(a.k, block.sequence, block.head / p.group(), p.dim);
-  const Source v = key_rows<T>(a.v, block.sequence, block.head / p.group(), p.value_dim);
+  const Source k = key_rows<T>(a, a.k, block.sequence, block.head / p.group(), p.dim);
+  const Source v = key_rows<T>(a, a.v, block.sequence, block.head / p.group(), p.value_dim);
   const T log2_factor = log2_scale<T>(p);
 
   for (int i = threadIdx.x; i < C::kOwn + C::kOther; i += C::kThreads) bad_query[i] = 0;

@@ -39,6 +39,16 @@ struct Source {
   int64_t column_stride;
   int columns;
   bool vectors;  // 16-byte pieces of the arithmetic type can be read whole
+  // Keys and values of a paged cache: row r is slot r % page_size of page pages[r / page_size]. Null: rows are evenly
+  // spaced.
+  const int32_t* pages = nullptr;
+  int64_t page_size = 0;
+  int64_t page_stride = 0;
+
+  __device__ __forceinline__ int64_t row(int64_t r) const {
+    if (pages == nullptr) return offset + r * row_stride;
+    return offset + pages[r / page_size] * page_stride + r % page_size * row_stride;
+  }
 };
 
 template <class T>
@@ -90,9 +100,8 @@ __device__ __forceinline__ Vec<T> read_whole(const void* data, DType dtype, int6
 }
 
 template <class T>
-__device__ __forceinline__ Vec<T> read_vec(const Source& source, int64_t row, int column) {
+__device__ __forceinline__ Vec<T> read_vec(const Source& source, int64_t at, int column) {
   constexpr int kSize = Vec<T>::kSize;
-  const int64_t at = source.offset + row * source.row_stride;
   if (source.vectors) return read_whole<T>(source.data, source.dtype, at + column * kSize);
   Vec<T> result;
 #pragma unroll
@@ -133,9 +142,10 @@ __device__ void load_tile(Tile<T, kDim> tile, const Source& source, int64_t firs
   const int columns = pieces<T>(source.columns);
   for (int row = group(); row < kRows; row += C::kGroups) {
     const bool present = row < count && wanted(row);
+    const int64_t at = present ? source.row(first + row) : 0;
     for (int c = lane(); c < columns; c += kLanes) {
       Vec<T> v{};
-      if (present) v = read_vec<T>(source, first + row, c);
+      if (present) v = read_vec<T>(source, at, c);
       if (clean(v) && bad != nullptr) bad[row] = 1;
       tile.vec(row, c) = v;
     }

@@ -228,13 +228,14 @@ __device__ __forceinline__ void start_solve(Solve& solve, float (&r)[kDim / 2]) 
   for (int e = 0; e < kDim / 2; ++e) squares[row_of(e)] = fmaf(r[e], r[e], squares[row_of(e)]);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    solve.rr[i] = solve.rr_start[i] = quad_sum(squares[i]);
+    const float rr = quad_sum(squares[i]);
     solve.curvature[i] = 0;
     solve.iterations[i] = 0;
     solve.strict[i] = false;
     solve.loose[i] = 0;
     solve.status[i] = LLA_ROW_OK;
-    solve.active[i] = solve.active[i] && solve.rr[i] > 0;
+    solve.active[i] = solve.active[i] && rr > 0;
+    solve.rr[i] = solve.rr_start[i] = solve.active[i] ? rr : 0.0f;  // nothing to solve: nothing is left unsolved
   }
 #pragma unroll
   for (int e = 0; e < kDim / 2; ++e) r[e] = solve.active[row_of(e)] ? r[e] : 0.0f;
@@ -243,12 +244,13 @@ __device__ __forceinline__ void start_solve(Solve& solve, float (&r)[kDim / 2]) 
 // What a row's |r| / |right-hand side| is said to be. The |r| that the steps keep does not see how weights and U are
 // rounded: by 2^-12 each, at random. The weights' part is about 2^-12 of the right-hand side. A step of U in one part
 // adds 2^-12 sqrt(Σ w² E²) |k|, and of Σ w E² (`steps`) that sum is at most twice min(w, 1 - w) of the largest weight
-// (`balance`). An emulation of fifteen kinds finds the true residual at most twice this, and seldom below a third of it.
+// (`balance`); with many keys it is far less. In an emulation of nine kinds the true residual is between a tenth of
+// this and twice it.
 // One key, or nothing to solve: -1.
 __device__ __forceinline__ float told_residual(const Solve& s, int row, float balance, float steps,
                                                float largest_key_norm) {
   if (!(s.rr_start[row] > 0)) return -1.0f;
-  const float rounding = 0x1p-24f * fmaf(0.5f * balance * steps, largest_key_norm * largest_key_norm, s.rr_start[row]);
+  const float rounding = 0x1p-24f * fmaf(0.25f * balance * steps, largest_key_norm * largest_key_norm, s.rr_start[row]);
   return sqrtf((s.rr[row] + rounding) / s.rr_start[row]);
 }
 
@@ -266,19 +268,19 @@ struct StepLimits {
 //   N = m V / (1 + m V / H²),   V = α² p·Mp = Σ w E²,   H = (μ + λ) / (ρ + λ),   m = min(w, 1 - w) of the largest
 //   weight,
 // with M the data part of A, ρ = p·Mp / |p|² and μ = |Mp|² / p·Mp. A step with a larger N than `most` is not taken: its
-// pass is repeated with U in two parts. A row above `strict` is solved to half the tolerance.
+// pass is repeated with U in two parts. A row above kStrict is solved to half the tolerance.
 // (The backward knows x when it begins, and from it which rows are such: SolveConsumer.)
 struct StepCheck {
   static constexpr int kPasses = 3;  // the first ones
-  float strict;  // above it a row is solved to half the tolerance
 
-  // From emulation, as N grows with the dimension.
-  static constexpr float strict_of(int dim) { return 0.25f * static_cast<float>(dim); }
-  static constexpr float most_of(int dim, int pass) { return (pass == 0 ? 0.5f : 2.0f) * static_cast<float>(dim); }
+  // From emulation. Half of these: outputs of QK-normed keys gain a quarter, a trained model's heads lose a twentieth
+  // of their speed.
+  static constexpr float kStrict = 32;
+  static constexpr float most_of(int pass) { return pass == 0 ? 64.0f : 256.0f; }
 
   // No step's V exceeds |r|² / (4 λ): rows where that is little need no check.
-  __device__ __forceinline__ static bool needed(float balance, float rr, float ridge, int dim) {
-    return balance * rr > 4 * strict_of(dim) * ridge;
+  __device__ __forceinline__ static bool needed(float balance, float rr, float ridge) {
+    return balance * rr > 4 * kStrict * ridge;
   }
 
   float most;   // +inf: the pass had U in two parts already
@@ -433,7 +435,7 @@ __device__ __forceinline__ StepEnd step(const StepInputs<kDim>& in, float (&prod
       const float n = size * fast_reciprocal(fmaf(size, fast_reciprocal(higher * higher), 1.0f));
       const bool counts = s.active[h] && energy[h] > 0;
       repeat |= counts && n > check->most;
-      s.strict[h] = s.strict[h] || (counts && n > check->strict);
+      s.strict[h] = s.strict[h] || (counts && n > StepCheck::kStrict);
     }
     if (uniform(named_any(check->barrier, kWarpgroup, repeat))) return StepEnd::repeat;
   }

@@ -6,7 +6,7 @@
 #include <numbers>
 
 #include "core/text.hpp"
-#include "cuda/sm90/forward/params.hpp"
+#include "cuda/sm90/params.hpp"
 
 namespace lla::cuda::sm90 {
 

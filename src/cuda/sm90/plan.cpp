@@ -5,7 +5,8 @@
 
 #include "core/text.hpp"
 #include "cuda/sm90/backward/workspace.hpp"
-#include "cuda/sm90/forward/config.hpp"
+#include "cuda/sm90/decode/decode.hpp"
+#include "cuda/sm90/solve/config.hpp"
 #include "cuda/sm90/parallax/config.hpp"
 #include "cuda/sm90/sm90.hpp"
 #include "cuda/sm90/workspace.hpp"
@@ -112,10 +113,10 @@ std::string refuse(const Problem& p, const core::Machine& m) {
   if (p.dtype == DType::f32 && p.precision != Precision::tf32)
     return "takes f32 inputs only where options.precision allows TF32";
   if (p.dtype == DType::f64) return "takes bf16, f16 and f32 inputs, not f64";
-  if (p.cache) return "does not follow the lengths and pages of a cache";
   if (p.batch_invariant) return "takes statistics over all packed sequences, so options.batch_invariant does not hold";
   if (p.dim > 128 || p.value_dim > 128) return "takes head dimensions up to 128";
   if (p.dim % 8 != 0 || p.value_dim % 8 != 0) return "takes head dimensions that are multiples of 8";
+  if (p.cache) return decode::refuse(p, m);
   if (p.solver == Solver::direct) return "solves by conjugate gradients only";
   if (std::max({p.seqlen_q, p.seqlen_k, p.packed ? p.total_q : 0, p.packed ? p.total_k : 0}) > kLargestLength) {
     return "takes sequences shorter than 2^31 - 256";
@@ -132,6 +133,7 @@ std::string refuse(const Problem& p, const core::Machine& m) {
 }
 
 core::Plan plan(const Problem& p, const core::Machine& m) {
+  if (p.cache) return decode::plan(p, m);
   core::Plan plan;
   plan.solver = Solver::cg;
   plan.cached_weights = cache_weights(p, m);
@@ -146,6 +148,7 @@ core::Plan plan(const Problem& p, const core::Machine& m) {
 }
 
 core::Notes notes(const Problem& p, const core::Machine&, const core::Plan& plan) {
+  if (p.cache) return decode::notes(p, plan);
   const WorkspaceLayout layout = forward_layout(p, plan);
   core::Notes notes{{"head dimension", cat(padded_dim(p.dim, p.value_dim), " in the kernel")},
                     {"work items", cat(shape_of(p).items(static_cast<int>(plan.block_rows)))},

@@ -4,7 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "cuda/sm90/forward/params.hpp"
+#include "cuda/sm90/params.hpp"
 #include "cuda/sm90/fragment.cuh"
 
 namespace lla::cuda::sm90 {

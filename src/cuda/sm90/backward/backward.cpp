@@ -11,7 +11,7 @@
 #include "cuda/sm90/backward/row_pass.hpp"
 #include "cuda/sm90/backward/solve.hpp"
 #include "cuda/sm90/backward/workspace.hpp"
-#include "cuda/sm90/forward/config.hpp"
+#include "cuda/sm90/solve/config.hpp"
 #include "cuda/sm90/operand_rows.hpp"
 #include "cuda/sm90/plan.hpp"
 #include "cuda/sm90/prepass.hpp"

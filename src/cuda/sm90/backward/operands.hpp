@@ -5,7 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cuda/sm90/backward/records.hpp"
-#include "cuda/sm90/forward/params.hpp"
+#include "cuda/sm90/params.hpp"
 
 namespace lla::cuda::sm90 {
 

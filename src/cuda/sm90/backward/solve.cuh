@@ -7,7 +7,9 @@
 #include "cuda/common/launch.cuh"
 #include "cuda/sm90/backward/bounds.cuh"
 #include "cuda/sm90/backward/solve.hpp"
-#include "cuda/sm90/forward/kernel.cuh"
+#include "cuda/sm90/solve/producer.cuh"
+#include "cuda/sm90/solve/roles.cuh"
+#include "cuda/sm90/solve/solver.cuh"
 
 namespace lla::cuda::sm90 {
 
@@ -27,8 +29,8 @@ struct SolveProducer : Producer<Config> {
 };
 
 template <class Config>
-struct SolveConsumer : Consumer<Config> {
-  using Base = Consumer<Config>;
+struct SolveConsumer : Solver<Config> {
+  using Base = Solver<Config>;
   using Base::group, Base::next, Base::p, Base::parity, Base::rows, Base::s, Base::t;
   using typename Base::DirectionWords;
   using typename Base::Scores;
@@ -57,7 +59,10 @@ struct SolveConsumer : Consumer<Config> {
     for (int e = 0; e < kDim / 2; ++e) target[e] = 0;
     sums[0] = sums[1] = 0;
     const int count = uniform(this->tiles().count);
-    if (split) {
+    // At D = 64 the second part costs nothing: the pass waits for tiles, not for products.
+    if constexpr (kDim == 64) {
+      split_target(target, sums, most, d, count);
+    } else if (split) {
       split_target(target, sums, most, d, count);
     } else if (count > 0) {
       whole_target(target, sums, most, d, count);
@@ -287,8 +292,8 @@ struct SolveConsumer : Consumer<Config> {
     Pair<float> q_scale, shift = {0, 0};
     if (uniform(head.shifted)) {
       // Saved statistics are of the keys as they are. A bound of the logits that is too large by one does no harm.
-      logit_shift<kDim>(shift, p, b.head_index, s.queries(group),
-                        {rows.scale[0] * head.key, rows.scale[1] * head.key}, lane);
+      logit_shift<kDim>(shift, p, b.head_index, s.queries(group), {rows.scale[0] * head.key, rows.scale[1] * head.key},
+                        lane);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -345,8 +350,8 @@ struct SolveConsumer : Consumer<Config> {
       return largest_g[r] > 0 && good[r] && factor * energy[r] > limit;
     };
     const bool few = this->few_keys();
-    const bool long_x = named_any(kGroupBarrier + group, kWarpgroup,
-                                  matters(0, 1, kLongTarget) || matters(1, 1, kLongTarget));
+    const bool long_x =
+        named_any(kGroupBarrier + group, kWarpgroup, matters(0, 1, kLongTarget) || matters(1, 1, kLongTarget));
     Pair<float> sums, largest;
     target_pass(rhs, sums, largest, d, few || uniform(long_x) != 0);
     load_saved(mean, p.saved.mean_k, p.dim, b.block, own_rows, lane);
@@ -360,9 +365,8 @@ struct SolveConsumer : Consumer<Config> {
     const auto long_steps = [&](int r) {
       return matters(r, Base::balance_of(largest[r], solve.omega[r]), kLongSteps) && matters(r, 1, kLongTarget);
     };
-    split = uniform(named_any(kGroupBarrier + group, kWarpgroup, long_steps(0) || long_steps(1)))
-                ? Base::kSplitPasses
-                : 0;
+    split =
+        uniform(named_any(kGroupBarrier + group, kWarpgroup, long_steps(0) || long_steps(1))) ? Base::kSplitPasses : 0;
     if (few) split = p.split_passes;
     if (lane.column == 0) {
       Pair<KeyRange> keys;
@@ -496,11 +500,11 @@ struct SolveConsumer : Consumer<Config> {
       c[r] = quad_sum(c[r]);
       ridge_x[r] = quad_sum(ridge_x[r]);
       const float variance = quad_sum(energy[r]) - quad_sum(ridge_y[r]);
-      const RowExponents exponents = row_exponents(
-          start[r].q, start[r].g, plus(x_size[r].largest, key_exponent),
-          plus(y_size[r].largest, key_exponent + start[r].unit), start[r].g_norm, plus(x_size[r].norm, key_exponent),
-          plus(y_size[r].norm, key_exponent + start[r].unit), key_norm, value_norm, start[r].rest,
-          energy_exponent(energy_of_x[r]));
+      const RowExponents exponents =
+          row_exponents(start[r].q, start[r].g, plus(x_size[r].largest, key_exponent),
+                        plus(y_size[r].largest, key_exponent + start[r].unit), start[r].g_norm,
+                        plus(x_size[r].norm, key_exponent), plus(y_size[r].norm, key_exponent + start[r].unit),
+                        key_norm, value_norm, start[r].rest, energy_exponent(energy_of_x[r]));
       const bool bad = solve.status[r] == LLA_ROW_NAN || x_size[r].largest == kNotFinite ||
                        y_size[r].largest == kNotFinite || !finite(c[r]);
       const bool zero = !bad && start[r].g == kNoExponent;

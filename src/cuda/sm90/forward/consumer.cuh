@@ -6,93 +6,19 @@
 #pragma once
 
 #include "cuda/sm90/forward/output_direction.cuh"
-#include "cuda/sm90/forward/passes.cuh"
-#include "cuda/sm90/forward/rows_io.cuh"
+#include "cuda/sm90/rows_io.cuh"
+#include "cuda/sm90/solve/solver.cuh"
 
 namespace lla::cuda::sm90 {
 
 template <class Config>
-struct Consumer : Passes<Config> {
-  using Base = Passes<Config>;
+struct ForwardConsumer : Solver<Config> {
+  using Base = Solver<Config>;
   using Base::group, Base::p, Base::parity, Base::rows, Base::s, Base::t, Base::tiles;
   using typename Base::DirectionWords;
   using typename Base::Parts;
   using typename Base::Vector;
   static constexpr int kDim = Config::kDim, kKeys = Config::kKeys;
-
-  uint32_t decisions = 0;  // published so far
-
-  // This warpgroup's part of a vector in the resident block's scratch.
-  __device__ __forceinline__ float* section(int which) const {
-    return p.scratch + blockIdx.x * p.scratch_stride + which * (2 * Fragment<kDim>::kElements) +
-           group * Fragment<kDim>::kElements;
-  }
-  __device__ __forceinline__ float4* row_state() const {
-    return reinterpret_cast<float4*>(p.scratch + blockIdx.x * p.scratch_stride +
-                                     WorkspaceLayout::kVectors * (2 * Fragment<kDim>::kElements) +
-                                     group * (kGroupRows * WorkspaceLayout::kRowState));
-  }
-  __device__ __forceinline__ void sync_group() const { named_sync(kGroupBarrier + group, kWarpgroup); }
-
-  // With few tiles, which are fetched ahead, a warpgroup can end another pass before its last decision was seen. Two
-  // decisions ahead, a barrier's parity would mean another one.
-  __device__ __forceinline__ void wait_acknowledged() {
-    if (decisions > 0) t.acknowledged.wait((decisions - 1) & 1);
-  }
-  // Tells the copying thread whether this warpgroup needs another pass.
-  __device__ __forceinline__ bool publish(bool active) {
-    wait_acknowledged();
-    return decide(active);
-  }
-  __device__ __forceinline__ bool decide(bool active) {
-    const bool more = uniform(named_any(kGroupBarrier + group, kWarpgroup, active));
-    if (threadIdx.x % kWarpgroup == 0) t.more[decisions & 1] = more;
-    t.decided.arrive_for_group();
-    ++decisions;
-    return more;
-  }
-
-  __device__ __forceinline__ StepLimits limits() const {
-    const bool few = tiles().few_keys;
-    return {few ? p.few_keys_tolerance_squared : p.tolerance_squared,
-            few ? p.few_keys_iterations : 0,
-            p.max_iterations,
-            p.info.residual != nullptr || p.info.status != nullptr,
-            p.part_squared,
-            p.least_squared};
-  }
-
-  // A pass over the keys and one step of conjugate gradients.
-  template <bool kPart>
-  __device__ __forceinline__ StepEnd iterate(DirectionWords& direction, Direction& d, int live, bool split,
-                                             const StepCheck* check) {
-    const Lane lane = Base::own_lane();
-    Vector acc;
-    Pair<float> sums;
-    const StepInputs<kDim> inputs{row_state(), reinterpret_cast<const uint4*>(section(WorkspaceLayout::kMeanHalf))};
-    this->template weighted_pass<false>(acc, sums, direction, Parts::high, d, live, split, [&] {
-      inputs.prefetch(lane);
-      wait_acknowledged();
-    });
-    const Vectors at{s.residual[group], section(WorkspaceLayout::kX), section(WorkspaceLayout::kRidge),
-                     p.ridge.per_dim};
-    return step<kDim, kPart>(inputs, acc, sums, direction, d, at, lane, tiles().head.key_norm, limits(), check, split);
-  }
-
-  // Queries into shared memory.
-  __device__ __forceinline__ void begin() {
-    const Lane lane = Base::own_lane();
-    load_queries<kDim>(s.queries(group), s.row_scales(group), p, tiles().item.block, tiles().first_row, lane.thread);
-    for (int word = lane.thread; word < Config::kLiveWords; word += kWarpgroup) t.live[parity].bits[word] = 0;
-    fence_async_proxy();
-    sync_group();
-    const float key_scale = tiles().head.key;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float q_scale = s.row_scales(group)[lane.row + 8 * r];
-      rows.scale[r] = fmaxf(p.scale_log2 / (finite(q_scale) ? q_scale : 1.0f) / key_scale, 1e-37f);
-    }
-  }
 
   // The bound M of the logits is needed before any of them is known. No logit exceeds |q| max|k|; keys that do not
   // point along the query stay below half of it. A guess that turns out too low, or so high that weights would lose
@@ -132,10 +58,10 @@ struct Consumer : Passes<Config> {
     Pair<float> largest;
     do {
       this->means_pass(mean, omega, largest);
-    } while (publish(correct_bounds(bounds, largest)));
+    } while (this->publish(correct_bounds(bounds, largest)));
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      balance[r] = balance_of(exp2_fast(fmaf(largest[r], rows.scale[r], rows.shift[r])), omega[r]);
+      balance[r] = Base::balance_of(exp2_fast(fmaf(largest[r], rows.scale[r], rows.shift[r])), omega[r]);
     }
     const Pair<float> inverse = {reciprocal(omega[0]), reciprocal(omega[1])};
 #pragma unroll
@@ -143,10 +69,6 @@ struct Consumer : Passes<Config> {
       const int r = row_of(e);
       mean[e] = divide(mean[e], omega[r], inverse[r]);
     }
-  }
-
-  __device__ __forceinline__ static float balance_of(float largest, float omega) {
-    return omega > 0 ? fmaxf(fminf(largest, omega - largest), 0.0f) / omega : 0.0f;
   }
 
   // What a solve begins with, of a thread's rows or of the warpgroup's.
@@ -161,8 +83,8 @@ struct Consumer : Passes<Config> {
     Pair<float> bounds, balance;
     const Lane lane = Base::own_lane();
     find_means(mean, solve.omega, bounds, balance);
-    SolveMemory::store_note(row_state(), balance, lane);
-    Fragment<kDim>::store(section(WorkspaceLayout::kMeanK), mean, lane.thread);
+    SolveMemory::store_note(this->row_state(), balance, lane);
+    Fragment<kDim>::store(this->section(WorkspaceLayout::kMeanK), mean, lane.thread);
 
     const ForwardBlock b = tiles().item;
     const OwnRows own_rows(b.block, tiles().first_row, lane);
@@ -196,14 +118,14 @@ struct Consumer : Passes<Config> {
         rhs[2 * i] = fmaf(-head.key, c.x, rhs[2 * i]);
         rhs[2 * i + 1] = fmaf(-head.key, c.y, rhs[2 * i + 1]);
       }
-      logit_shift<kDim>(shift, p, b.head_index, s.queries(group),
-                        {rows.scale[0] * head.key, rows.scale[1] * head.key}, lane);
+      logit_shift<kDim>(shift, p, b.head_index, s.queries(group), {rows.scale[0] * head.key, rows.scale[1] * head.key},
+                        lane);
     }
     if (p.ridge.per_dim) {
-      load_ridge<kDim>(section(WorkspaceLayout::kRidge), rhs, mean, solve.ridge, good, p, b.block, own_rows.row,
+      load_ridge<kDim>(this->section(WorkspaceLayout::kRidge), rhs, mean, solve.ridge, good, p, b.block, own_rows.row,
                        head.key, lane);
     }
-    Fragment<kDim>::store_half(reinterpret_cast<uint4*>(section(WorkspaceLayout::kMeanHalf)), mean, lane.thread);
+    Fragment<kDim>::store_half(reinterpret_cast<uint4*>(this->section(WorkspaceLayout::kMeanHalf)), mean, lane.thread);
     Pair<bool> several;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -227,19 +149,19 @@ struct Consumer : Passes<Config> {
         const bool seen = solve.omega[r] > 0;
         const float whole = ceilf(shift[r]);
         p.saved.max[index] = !good[r] ? NAN : seen ? bounds[r] + whole : 0.0f;
-        p.saved.omega[index] =
-            !good[r] ? NAN
-                     : seen ? ldexpf(solve.omega[r] / kWeightScale, solve.loose[r]) * exp2f(shift[r] - whole) : 0.0f;
+        p.saved.omega[index] = !good[r] ? NAN
+                               : seen ? ldexpf(solve.omega[r] / kWeightScale, solve.loose[r]) * exp2f(shift[r] - whole)
+                                      : 0.0f;
       }
     }
-    sync_group();  // the scales of the queries have been read by all
+    this->sync_group();  // the scales of the queries have been read by all
     Fragment<kDim>::store(s.residual[group], rhs, lane.thread);
     make_direction<kDim>(direction, rhs, mean, head.key_norm, solve, d);
-    Fragment<kDim>::fill(section(WorkspaceLayout::kX), 0.0f, lane.thread);
-    SolveMemory::store(row_state(), solve, lane);
+    Fragment<kDim>::fill(this->section(WorkspaceLayout::kX), 0.0f, lane.thread);
+    SolveMemory::store(this->row_state(), solve, lane);
     if constexpr (Config::kCached) fence_async_proxy_global();  // the copy engine will read the weights
     const auto check = [&](int r) {
-      return solve.active[r] && StepCheck::needed(balance[r], solve.rr_start[r], solve.ridge[r], kDim);
+      return solve.active[r] && StepCheck::needed(balance[r], solve.rr_start[r], solve.ridge[r]);
     };
     return {solve.active[0] || solve.active[1], check(0) || check(1)};
   }
@@ -247,49 +169,23 @@ struct Consumer : Passes<Config> {
   __device__ __forceinline__ void run_item() {
     DirectionWords direction;
     Direction d;
-    begin();
+    this->begin();
     guess_bounds();
     const Start start = prepare(direction, d);
     const bool check = uniform(named_any(kGroupBarrier + group, kWarpgroup, start.check));
-    const bool more = publish(start.active);
-    const int live = live_tiles();
-    const bool split = solve<false>(direction, d, live, more, few_keys() ? p.split_passes : 0, check);
+    const bool more = this->publish(start.active);
+    const int live = this->live_tiles();
+    const bool split = this->template solve<false>(direction, d, live, more, this->few_keys() ? p.split_passes : 0, check);
     const Needs needs = write_x(direction, d);
-    if (publish(needs.mean_value)) {
+    if (this->publish(needs.mean_value)) {
       write_mean_value(direction, live);
-      publish(false);
+      this->publish(false);
     }
     Vector acc;
     Pair<float> sums;
     this->template weighted_pass<true>(acc, sums, direction, needs.low_part ? Parts::both : Parts::high, d, live,
                                        split);
     write_output(acc, sums, needs);
-  }
-
-  // Known once every warp of the group has been through the first pass: after the first decision.
-  __device__ __forceinline__ int live_tiles() const { return uniform(t.live[parity].total(tiles().count)); }
-
-  __device__ __forceinline__ bool few_keys() const { return uniform(tiles().few_keys) != 0; }
-
-  // Passes with U in two parts where a step is larger than its solution: later ones are small beside it.
-  static constexpr int kSplitPasses = kDim / 4;
-
-  // `split`: passes, from the first, with U in two parts; `checked`: the first steps may ask for it. Returns whether
-  // the output pass, too, needs U in two parts.
-  template <bool kBackward>
-  __device__ __forceinline__ bool solve(DirectionWords& direction, Direction& d, int live, bool more, int split,
-                                        bool checked) {
-    for (int pass = 0; more; ++pass) {
-      const bool two_parts = pass < split;
-      const StepCheck check{StepCheck::strict_of(kDim), two_parts ? INFINITY : StepCheck::most_of(kDim, pass),
-                            kGroupBarrier + group};
-      const StepEnd end = iterate<kBackward>(direction, d, live, two_parts,
-                                             !kBackward && checked && pass < StepCheck::kPasses ? &check : nullptr);
-      // The same in all threads, which the compiler must know: what it decides has products in it.
-      if (!kBackward && uniform(end == StepEnd::repeat)) split = pass + 1 + kSplitPasses;
-      more = decide(end != StepEnd::stop);
-    }
-    return split > 0;
   }
 
   // Whether a row of this thread needs what rounding x to fp16 leaves over. All in units of the scaled keys; x·(q -
@@ -332,9 +228,9 @@ struct Consumer : Passes<Config> {
     const HeadScales head = tiles().head;
     Vector x, mean;
     Solve solve;
-    SolveMemory::load(row_state(), solve, lane);
-    Fragment<kDim>::load(x, section(WorkspaceLayout::kX), lane.thread);
-    Fragment<kDim>::load(mean, section(WorkspaceLayout::kMeanK), lane.thread);
+    SolveMemory::load(this->row_state(), solve, lane);
+    Fragment<kDim>::load(x, this->section(WorkspaceLayout::kX), lane.thread);
+    Fragment<kDim>::load(mean, this->section(WorkspaceLayout::kMeanK), lane.thread);
     // All threads are then done with the residual, whose place takes x's low part.
     const bool low = uniform(named_any(kGroupBarrier + group, kWarpgroup, needs_low_part(x, solve)));
     Pair<float> one;
@@ -357,7 +253,7 @@ struct Consumer : Passes<Config> {
     const Pair<float> inverse = {reciprocal(omega[0]), reciprocal(omega[1])};
 #pragma unroll
     for (int e = 0; e < kDim / 2; ++e) mean[e] = divide(mean[e], omega[row_of(e)], inverse[row_of(e)]);
-    Fragment<kDim>::store(section(WorkspaceLayout::kMeanV), mean, Base::own_lane().thread);
+    Fragment<kDim>::store(this->section(WorkspaceLayout::kMeanV), mean, Base::own_lane().thread);
   }
 
   // x, mean keys and mean values, which wait in the scratch memory.
@@ -374,7 +270,7 @@ struct Consumer : Passes<Config> {
       for (int r = 0; r < 2; ++r) {
         scale[r] = solve.status[r] == LLA_ROW_NAN ? NAN : x ? head.key : 1.0f / (value ? head.value : head.key);
       }
-      const float4* const from = reinterpret_cast<const float4*>(section(which)) + lane.thread;
+      const float4* const from = reinterpret_cast<const float4*>(this->section(which)) + lane.thread;
 #pragma unroll 4
       for (int i = 0; i < kDim / 8; ++i) {
         const float4 v = __ldcg(from + i * kWarpgroup);
@@ -395,7 +291,7 @@ struct Consumer : Passes<Config> {
     const OwnRows own_rows(b.block, tiles().first_row, lane);
     const HeadScales head = tiles().head;
     Solve solve;
-    SolveMemory::load(row_state(), solve, lane);
+    SolveMemory::load(this->row_state(), solve, lane);
     Pair<float> total, excess, scale;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -406,7 +302,7 @@ struct Consumer : Passes<Config> {
     }
     if (needs.mean_value) {
       Vector mean;
-      Fragment<kDim>::load(mean, section(WorkspaceLayout::kMeanV), lane.thread);
+      Fragment<kDim>::load(mean, this->section(WorkspaceLayout::kMeanV), lane.thread);
 #pragma unroll
       for (int e = 0; e < kDim / 2; ++e) acc[e] = fmaf(-excess[row_of(e)], mean[e], acc[e]);
     }
@@ -416,13 +312,13 @@ struct Consumer : Passes<Config> {
       const int r = row_of(e);
       acc[e] = divide(acc[e], total[r], inverse[r]) * scale[r];
     }
-    sync_group();  // x's low part has been read by all
+    this->sync_group();  // x's low part has been read by all
     store_output<kDim>(p.o, acc, p.value_dim, b.block, tiles().first_row, lane, s.spare_operand(group));
     if (p.saved.x != nullptr) save_vectors(b.block, b.head_index, head, solve, lane);
     if (lane.column != 0) return;
     Pair<float> balance, steps;
-    SolveMemory::fetch_note(balance, row_state(), lane);
-    SolveMemory::fetch_steps(steps, row_state(), lane);
+    SolveMemory::fetch_note(balance, this->row_state(), lane);
+    SolveMemory::fetch_steps(steps, this->row_state(), lane);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (!own_rows.exists[r]) continue;
@@ -430,22 +326,8 @@ struct Consumer : Passes<Config> {
       if (p.info.iterations != nullptr) p.info.iterations[index] = solve.iterations[r];
       const float told = told_residual(solve, r, balance[r], steps[r], head.key_norm);
       if (p.info.residual != nullptr) p.info.residual[index] = told;
-      if (p.info.status != nullptr) p.info.status[index] = told_status(solve, r, told);
+      if (p.info.status != nullptr) p.info.status[index] = this->told_status(solve, r, told);
     }
-  }
-  __device__ __forceinline__ int told_status(const Solve& solve, int row, float told) const {
-    return solve.status[row] == LLA_ROW_OK && told > p.most_told ? LLA_ROW_BREAKDOWN : solve.status[row];
-  }
-
-  // Whether there is another item; between items, lets the producer name the next but one.
-  __device__ __forceinline__ bool begin_item(uint32_t turn) {
-    parity = turn & 1;
-    t.item_full[parity].wait((turn >> 1) & 1);
-    return uniform(t.there[parity]);
-  }
-  __device__ __forceinline__ void end_item() {
-    sync_group();
-    t.item_empty[parity].arrive_for_group();
   }
 };
 

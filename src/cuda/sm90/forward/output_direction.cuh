@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/sm90/cg.cuh"
-#include "cuda/sm90/forward/block.cuh"
+#include "cuda/sm90/block.cuh"
 
 namespace lla::cuda::sm90 {
 

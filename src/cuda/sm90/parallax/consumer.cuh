@@ -11,8 +11,8 @@
 // A saved vector needs the mean keys, too: a second pass over the keys, with the final R.
 #pragma once
 
-#include "cuda/sm90/forward/block.cuh"
-#include "cuda/sm90/forward/rows_io.cuh"
+#include "cuda/sm90/block.cuh"
+#include "cuda/sm90/rows_io.cuh"
 #include "cuda/sm90/mma.cuh"
 #include "cuda/sm90/parallax/online.cuh"
 #include "cuda/sm90/parallax/shared.cuh"

@@ -4,7 +4,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include "cuda/sm90/forward/params.hpp"
+#include "cuda/sm90/params.hpp"
 #include "cuda/sm90/parallax/config.hpp"
 
 namespace lla::cuda::sm90 {

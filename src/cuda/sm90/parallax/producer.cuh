@@ -1,7 +1,7 @@
 // The copying thread: takes work items and streams their key and value tiles, from the last visible key to the first.
 #pragma once
 
-#include "cuda/sm90/forward/block.cuh"
+#include "cuda/sm90/block.cuh"
 #include "cuda/sm90/parallax/shared.cuh"
 
 namespace lla::cuda::sm90 {

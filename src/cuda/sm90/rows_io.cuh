@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/sm90/cg.cuh"
-#include "cuda/sm90/forward/block.cuh"
+#include "cuda/sm90/block.cuh"
 #include "cuda/sm90/fragment.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/rows.cuh"

@@ -1,6 +1,7 @@
 // A forward call: pre-pass, then the kernel the plan chose. Everything goes to the caller's stream; nothing waits.
 #include "core/text.hpp"
 #include "cuda/common/runtime.hpp"
+#include "cuda/sm90/decode/decode.hpp"
 #include "cuda/sm90/forward/launch.hpp"
 #include "cuda/sm90/operand_rows.hpp"
 #include "cuda/sm90/parallax/launch.hpp"
@@ -102,6 +103,7 @@ Status forward(const ForwardCall& call, const core::Plan& plan) {
   const DeviceGuard device(p.device_index);
   if (!device.status()) return device.status();
   LLA_RETURN_IF_ERROR(check_pointers(call));
+  if (p.cache) return decode::forward(call, plan);
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const WorkspaceLayout at = forward_layout(p, plan);
   std::byte* const base = static_cast<std::byte*>(call.workspace);
@@ -122,15 +124,5 @@ Status forward(const ForwardCall& call, const core::Plan& plan) {
   };
   return prepass.padded == 64 ? launch(std::integral_constant<int, 64>{}) : launch(std::integral_constant<int, 128>{});
 }
-
-const core::Implementation implementation = {
-    "sm90",
-    "Hopper tensor cores: bf16, f16 and f32 as TF32, head dimensions up to 128",
-    core::Device::cuda,
-    refuse,
-    plan,
-    notes,
-    forward,
-    backward};
 
 }  // namespace lla::cuda::sm90

@@ -3,8 +3,8 @@
 
 #include <cuda_fp16.h>
 
-#include "cuda/sm90/forward/block.cuh"
-#include "cuda/sm90/forward/config.hpp"
+#include "cuda/sm90/block.cuh"
+#include "cuda/sm90/solve/config.hpp"
 #include "cuda/sm90/tiles.cuh"
 #include "cuda/sm90/weights.cuh"
 

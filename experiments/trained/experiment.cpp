@@ -1,0 +1,177 @@
+#include "experiment.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "tasks/settings.hpp"
+
+namespace lla::trained {
+namespace {
+
+Json merged(Json base, const Json& patch) {
+  base.merge_patch(patch);
+  return base;
+}
+
+// "training.warmup=0" sets config["training"]["warmup"]; the value is JSON, or text where it is not.
+void assign(Json& config, const std::string& text) {
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos || equals == 0) throw Failure(fmt::format("--set {}: write NAME=VALUE", text));
+  std::string path = "/" + text.substr(0, equals);
+  std::replace(path.begin(), path.end(), '.', '/');
+  Json value = Json::parse(text.substr(equals + 1), nullptr, /*allow_exceptions=*/false);
+  if (value.is_discarded()) value = text.substr(equals + 1);
+  try {
+    config[Json::json_pointer(path)] = value;
+  } catch (const Json::exception&) {
+    throw Failure(fmt::format("--set {}: the config has no such place", text));
+  }
+}
+
+template <class T>
+bool wanted(const Json& setting, const char* name, const std::vector<T>& values) {
+  return values.empty() ||
+         (setting.contains(name) && std::find(values.begin(), values.end(), setting[name].get<T>()) != values.end());
+}
+
+}  // namespace
+
+Training read_training(const Json& values) {
+  Settings s(values, "training");
+  Training t;
+  constexpr int64_t kMost = int64_t{1} << 40;
+  t.epochs = s.whole("epochs", t.epochs, 1, 1 << 20);
+  t.batch = s.whole("batch", t.batch, 1, 1 << 20);
+  t.examples = s.whole("examples", t.examples, 0, kMost);
+  t.steps_per_epoch = s.whole("steps_per_epoch", t.steps_per_epoch, 0, kMost);
+  t.validation = s.whole("validation", t.validation, 1, 1 << 24);
+  t.test = s.whole("test", t.test, 1, 1 << 24);
+  t.evaluation_batch = s.whole("evaluation_batch", t.evaluation_batch, 1, 1 << 20);
+  t.learning_rates = s.list<double>("learning_rates", {1e-3});
+  t.seeds = s.list<uint64_t>("seeds", t.seeds);
+  t.seeds_at_best = s.choice("further_seeds", "best", {"best", "all"}) == "best";
+  t.schedule = s.choice("schedule", t.schedule, {"cosine", "constant"});
+  t.warmup = s.whole("warmup", t.warmup, 0, kMost);
+  t.final_rate = s.number("final_rate", t.final_rate, 0, 1);
+  t.beta1 = s.number("beta1", t.beta1, 0, 1);
+  t.beta2 = s.number("beta2", t.beta2, 0, 1);
+  t.epsilon = s.number("epsilon", t.epsilon, 0, 1);
+  t.weight_decay = s.number("weight_decay", t.weight_decay, 0, 100);
+  t.clip = s.number("clip", t.clip, 0, 1e9);
+  t.leave_at = s.number("leave_at", t.leave_at, 0, 1);
+  t.precision = s.choice("precision", t.precision, {"auto", "bf16", "f32"});
+  s.finish();
+  for (const double rate : t.learning_rates) {
+    if (!(rate > 0 && std::isfinite(rate))) s.refuse("learning_rates", "a list of numbers above 0");
+  }
+  if (t.steps_per_epoch == 0 && t.examples < t.batch) {
+    s.refuse("examples", fmt::format("at least a batch of {}", t.batch));
+  }
+  return t;
+}
+
+std::string Stack::name() const {
+  std::string text = task;
+  for (const auto& [key, value] : setting.items()) {
+    text += "-" + key + (value.is_string() ? value.get<std::string>() : value.dump());
+  }
+  if (training.examples > 0) text += fmt::format("-examples{}", training.examples);
+  return text + "-" + model + (further_seeds ? "-further-seeds" : "");
+}
+
+Json Stack::identity() const {
+  Json id = {{"task", task}, {"model", model}};
+  id.update(setting);
+  id["examples"] = training.examples;
+  return id;
+}
+
+bool scored_by_accuracy(const std::string& task) { return task == "recall" || task == "state-tracking"; }
+
+int64_t steps_of(const Training& t) {
+  return t.epochs * (t.steps_per_epoch > 0 ? t.steps_per_epoch : t.examples / t.batch);
+}
+
+Experiment make_experiment(Json config, const Subset& subset) {
+  for (const char* variant : {"quick", "paper"}) {
+    const Json patch = config.contains(variant) ? config[variant] : Json();
+    config.erase(variant);
+    if (subset.variant != variant) continue;
+    if (!patch.is_object()) throw Failure(fmt::format("this config has no \"{}\"", variant));
+    config.merge_patch(patch);
+  }
+  for (const std::string& text : subset.assignments) assign(config, text);
+  if (!subset.models.empty()) config["models"] = subset.models;
+  if (!subset.learning_rates.empty()) config["training"]["learning_rates"] = subset.learning_rates;
+  if (!subset.seeds.empty()) config["training"]["seeds"] = subset.seeds;
+  if (subset.epochs > 0) config["training"]["epochs"] = subset.epochs;
+  Experiment out;
+  Settings s(config, "the config");
+  const auto models = s.list<std::string>("models", {});
+  const auto settings = s.list<Json>("settings", {Json::object()});
+  const Json &options = s.object("options"), &model = s.object("model"), &training = s.object("training"),
+             &per_model = s.object("per_model");
+  s.object("estimates"), s.object("corpus"), s.object("evaluation");
+  const std::string task = s.choice("task", "", {"in-context", "recall", "state-tracking", "language-model"});
+  s.finish();
+  if (models.empty()) s.refuse("models", "a list of models");
+  Json kept = Json::array();
+  for (const Json& written : settings) {
+    // A setting: options of the task, and patches over what the config says for all settings.
+    Json setting = written, patches = Json::object();
+    for (const char* name : {"training", "model", "per_model", "models"}) {
+      if (written.contains(name)) patches[name] = written[name];
+      setting.erase(name);
+    }
+    Settings own_settings(patches, "a setting");
+    Json own = own_settings.object("training");
+    const Json own_model = own_settings.object("model"), own_per_model = merged(per_model, own_settings.object("per_model"));
+    const auto own_models = subset.models.empty() ? own_settings.list<std::string>("models", models) : models;
+    if (!wanted(setting, "length", subset.lengths) || !wanted(setting, "segment", subset.segments) ||
+        !wanted(setting, "pairs", subset.pairs) || !wanted(setting, "items", subset.items) ||
+        !wanted(own, "examples", subset.examples)) {
+      continue;
+    }
+    if (!own.empty()) patches["training"] = own;
+    kept.push_back(merged(setting, patches));
+    std::vector<Stack> further;
+    for (const std::string& name : own_models) {
+      Settings ours(own_per_model.contains(name) ? own_per_model[name] : Json::object(), "per_model's " + name);
+      Stack stack;
+      stack.task = task, stack.model = name, stack.setting = setting;
+      stack.task_options = merged(options, setting);
+      stack.model_options = merged(merged(model, own_model), ours.object("model"));
+      Json values = merged(merged(training, own), ours.object("training"));
+      if (subset.epochs > 0) values["epochs"] = subset.epochs;
+      ours.finish();
+      stack.training = read_training(values);
+      const Training& t = stack.training;
+      const bool apart = t.seeds_at_best && t.seeds.size() > 1 && t.learning_rates.size() > 1;
+      for (size_t i = 0; i < (apart ? 1 : t.seeds.size()); ++i) {
+        for (const double rate : t.learning_rates) stack.runs.push_back({rate, t.seeds[i]});
+      }
+      out.stacks.push_back(stack);
+      if (!apart) continue;
+      stack.runs.clear();
+      stack.further_seeds = true;
+      further.push_back(stack);
+    }
+    out.stacks.insert(out.stacks.end(), further.begin(), further.end());
+  }
+  config["settings"] = kept;
+  if (out.stacks.empty()) throw Failure("no setting of the config is in the subset asked for");
+  config.erase("estimates");  // what is expected is no part of what was done
+  out.config = config;
+  return out;
+}
+
+std::optional<double> estimated_seconds(const Json& estimates, const Stack& stack, const std::string& device,
+                                        int64_t tokens) {
+  const Json::json_pointer place("/" + device + "/" + stack.model);
+  if (!estimates.is_object() || !estimates.contains(place)) return {};
+  const Training& t = stack.training;
+  const double runs = stack.further_seeds ? double(t.seeds.size() - 1) : double(stack.runs.size());
+  return estimates[place].get<double>() * runs * double(steps_of(t)) * double(t.batch) * double(tokens) / 1e6;
+}
+
+}  // namespace lla::trained

@@ -1,0 +1,27 @@
+// The few operations of a step that torch has no quick kernel for at these sizes: rows of 64 to 1024 numbers, and the
+// softmax over a vocabulary. bf16 in and out, everything else fp32; the same bits every time. No torch, no CUDA
+// headers.
+#pragma once
+
+#include <cstdint>
+
+namespace lla::trained::kernels {
+
+using Stream = void*;
+
+constexpr int64_t norm_width_unit = 8, norm_width_limit = 1024;
+constexpr int64_t vocabulary_unit = 8, vocabulary_limit = 16384;
+
+// sum = x + added (added may be null: then sum is not written), y = scale * sum / sqrt(mean(sum^2) + epsilon), inverse
+// (rows): 1 / sqrt(mean + epsilon).
+void norm_forward(const void* x, const void* added, void* sum, void* y, float* inverse, int64_t rows, int64_t width,
+                  float scale, float epsilon, Stream stream);
+// dx from dy, and from dsum where it is not null.
+void norm_backward(const void* dy, const void* dsum, const void* y, const float* inverse, void* dx, int64_t rows,
+                   int64_t width, float scale, Stream stream);
+
+// logits (rows, vocabulary) fp16 become, in place and as bf16, softmax less one at the label; loss (rows) is -log
+// softmax there.
+void label_slopes(void* logits, const int64_t* labels, float* loss, int64_t rows, int64_t vocabulary, Stream stream);
+
+}  // namespace lla::trained::kernels

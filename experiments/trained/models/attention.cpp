@@ -1,0 +1,136 @@
+// The mixers that keep every key: Local Linear Attention, softmax attention, and Parallax (a learned x instead of LLA's
+// solve). Runs are folded into the batch: an attention operator has no weights.
+#include <cmath>
+#include <limits>
+
+#include "models/blocks.hpp"
+
+namespace lla::trained {
+namespace {
+
+// Halves of each head rotated against each other; x (R, B, L, H, D), the last position being length - 1.
+at::Tensor rotated(const at::Tensor& x, int64_t length, double theta) {
+  const int64_t rows = x.size(2), half = x.size(4) / 2;
+  const auto options = x.options().dtype(x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+  const at::Tensor rates = at::exp(at::arange(half, options) * (-std::log(theta) / static_cast<double>(half)));
+  const at::Tensor angles = at::arange(length - rows, length, options).unsqueeze(1) * rates;
+  const at::Tensor cos = angles.cos().to(x.scalar_type()).unsqueeze(1),
+                   sin = angles.sin().to(x.scalar_type()).unsqueeze(1);
+  const auto parts = x.split(half, -1);
+  return at::cat({parts[0] * cos - parts[1] * sin, parts[1] * cos + parts[0] * sin}, -1);
+}
+
+// q (N, rows, H, D), k and v (N, L, H, D): query i sees the keys up to L - rows + i.
+at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  const int64_t rows = q.size(1), length = k.size(1);
+  const auto heads_first = [](const at::Tensor& x) { return x.transpose(1, 2); };
+  at::Tensor o;
+  if (rows == length) {
+    o = at::scaled_dot_product_attention(heads_first(q), heads_first(k), heads_first(v), {}, 0, /*is_causal=*/true);
+  } else if (q.is_cuda() && q.scalar_type() != at::kFloat && q.scalar_type() != at::kDouble) {
+    // torch's is_causal means the upper left corner; the flash kernel itself aligns the lower right one.
+    o = std::get<0>(at::_scaled_dot_product_flash_attention(heads_first(q), heads_first(k), heads_first(v), 0,
+                                                            /*is_causal=*/true));
+  } else {
+    const at::Tensor seen = at::ones({rows, length}, q.options().dtype(at::kBool)).tril(length - rows);
+    o = at::scaled_dot_product_attention(heads_first(q), heads_first(k), heads_first(v), seen);
+  }
+  return heads_first(o);
+}
+
+class Attention : public Mixing {
+ public:
+  using Mixing::Mixing;
+
+  void declare(ParameterTable& table) const override {
+    // Columns: q, what goes with each query (the logits of lambda, or x), k, v.
+    add_matrix(table, "in", config_.width, 3 * config_.width + extra());
+    if (config_.mixer == Mixer::lla && config_.ridge_bias)
+      add_vector(table, "ridge_bias", extra(), {Init::zeros}, false);
+    if (config_.qk_norm) {
+      add_vector(table, "q_gain", head_width(), {Init::ones}, false);
+      add_vector(table, "k_gain", head_width(), {Init::ones}, false);
+    }
+    add_matrix(table, "out", config_.width, config_.width);
+  }
+
+  at::Tensor mix(const Pass& pass, const at::Tensor& x, const at::Tensor& gain) const override {
+    const int64_t width = config_.width;
+    const at::Tensor in = with_gain(get(pass, "in"), gain);
+    at::Tensor q, more, k, v;
+    if (pass.rows == pass.length) {
+      const auto parts = at::bmm(x, in).split_with_sizes({width, extra(), width, width}, 2);
+      q = parts[0], more = parts[1], k = parts[2], v = parts[3];
+    } else {
+      const auto sides = in.split_with_sizes({width + extra(), 2 * width}, 2);
+      const auto queries = at::bmm(last_rows(x, pass), sides[0]).split_with_sizes({width, extra()}, 2);
+      const auto keys = at::bmm(x, sides[1]).split(width, 2);
+      q = queries[0], more = queries[1], k = keys[0], v = keys[1];
+    }
+    q = headed(pass, q, pass.rows, "q_gain");
+    k = headed(pass, k, pass.length, "k_gain");
+    v = heads(v, pass.runs * pass.batch, pass.length);
+    const at::Tensor o = attend(pass, q, k, v, more);
+    return at::bmm(o.reshape({pass.runs, pass.batch * pass.rows, width}), get(pass, "out"));
+  }
+
+ private:
+  // Columns that go with each query beside q.
+  int64_t extra() const {
+    if (config_.mixer == Mixer::parallax) return config_.width;
+    if (config_.mixer == Mixer::softmax || config_.ridge == Ridge::infinite) return 0;
+    return config_.ridge == Ridge::per_head ? config_.heads : head_width();
+  }
+
+  // (R, B * rows, H * D) to (R * B, rows, H, D), a view.
+  at::Tensor heads(const at::Tensor& x, int64_t sequences, int64_t rows) const {
+    return x.view({sequences, rows, config_.heads, head_width()});
+  }
+
+  at::Tensor headed(const Pass& pass, const at::Tensor& x, int64_t rows, const char* gain) const {
+    if (!config_.qk_norm && config_.positions != Positions::rope) return heads(x, pass.runs * pass.batch, rows);
+    at::Tensor y = x.view({pass.runs, pass.batch, rows, config_.heads, head_width()});
+    if (config_.qk_norm) y = rms_normed(y) * get(pass, gain).view({pass.runs, 1, 1, 1, head_width()});
+    if (config_.positions == Positions::rope) y = rotated(y, pass.length, config_.rope_theta);
+    return y.flatten(0, 1);
+  }
+
+  at::Tensor attend(const Pass& pass, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                    const at::Tensor& more) const {
+    const int64_t sequences = pass.runs * pass.batch;
+    if (config_.mixer == Mixer::softmax) return softmax_attention(q, k, v);
+    if (config_.mixer == Mixer::parallax) {
+      return lla::torch::parallax_attention(q, k, v, heads(more, sequences, pass.rows));
+    }
+    lla::torch::Options options;
+    if (pass.counts != nullptr) {
+      options.info = lla::torch::make_row_info();
+      options.backward_info = lla::torch::make_row_info();
+      pass.counts->layers.push_back({options.info, options.backward_info});
+    }
+    return lla::torch::attention(q, k, v, ridge(pass, more), options);
+  }
+
+  // lambda by query, head and dimension, relative to weights that sum to one.
+  at::Tensor ridge(const Pass& pass, const at::Tensor& logits) const {
+    const auto full = pass.weights.compute() == at::kDouble ? at::kDouble : at::kFloat;
+    if (config_.ridge == Ridge::infinite) {
+      return at::full({}, std::numeric_limits<double>::infinity(), get(pass, "out").options().dtype(full));
+    }
+    at::Tensor lambda = logits.to(full);
+    if (config_.ridge_bias) lambda = lambda + get(pass, "ridge_bias").to(full).unsqueeze(1);
+    lambda = lambda.sigmoid();
+    if (config_.ridge_min > 0) lambda = lambda * (1 - config_.ridge_min) + config_.ridge_min;
+    const int64_t sequences = pass.runs * pass.batch;
+    if (config_.ridge == Ridge::per_head) return lambda.reshape({sequences, pass.rows, config_.heads});
+    return lambda.reshape({sequences, pass.rows, 1, head_width()}).expand({-1, -1, config_.heads, -1});
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Mixing> make_attention(const ModelConfig& config, std::string prefix) {
+  return std::make_unique<Attention>(config, std::move(prefix));
+}
+
+}  // namespace lla::trained

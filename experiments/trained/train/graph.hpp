@@ -1,0 +1,39 @@
+// One step, replayed: a captured CUDA graph where there is a GPU and this program was built with CUDA's headers, plain
+// calls elsewhere. The same function is called either way.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "torch.hpp"
+
+namespace lla::trained {
+
+class Replay {
+ public:
+  virtual ~Replay() = default;
+  virtual void operator()() = 0;
+};
+
+// Calls `step` a few times to warm up and once to capture it; the caller restores whatever the warm-up changed, in
+// `restore`, which is called before the capture. On the CPU, or with `captured` false, nothing is called here.
+std::unique_ptr<Replay> make_replay(const at::Device& device, bool captured, std::function<void()> step,
+                                    const std::function<void()>& restore);
+
+// Devices and their names; none without CUDA.
+int device_count();
+std::string device_name(const at::Device& device);
+void synchronize(const at::Device& device);
+// Makes `device` the current one of this thread, on a stream of its own that captures are made on.
+class DeviceScope {
+ public:
+  explicit DeviceScope(const at::Device& device);
+  ~DeviceScope();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace lla::trained

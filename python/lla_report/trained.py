@@ -1,0 +1,229 @@
+"""The paper's trained experiments: in-context regression, associative recall, state tracking."""
+import statistics
+
+import matplotlib.ticker
+
+from .page import Figure, Section, bullets
+from .records import number
+from .runs import Runs
+from .style import LABELS, MARKERS, figure, legend_below, save
+
+
+def percent(x):
+    return f"{100 * x:.1f} %"
+
+
+def setup(results, layers=2, width=128, heads=2):
+    """The models and the data in words, from the settings the results record."""
+    model = {"layers": layers, "width": width, "heads": heads, **results.settings["model"]}
+    training = results.settings["training"]
+    return (f"{model['layers']} layers without MLPs, width {model['width']}, {model['heads']} heads; batches of {training['batch']}. Scores are of {training['test']:,} test "
+            f"examples; learning rate and epoch are chosen on {training['validation']:,} validation examples.")
+
+
+def logarithmic(axis):
+    """With a few labels also where the values span less than a decade."""
+    axis.set_yscale("log")
+    axis.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+    axis.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+
+
+def panels(runs, view, xlabel, ylabel, title, log):
+    """One panel for each value of the outer axis: the score against the inner one."""
+    outer = sorted({s[0] for s in runs.settings}) if len(runs.axes) > 1 else [None]
+    columns = min(len(outer), 2 if view.narrow else 4)
+    rows = -(-len(outer) // columns)
+    fig, axes = figure(view, rows, columns, panel=(2.6, 2.4) if len(outer) > 1 else (4.6, 3.0), sharey=True)
+    flat = [a for row in axes for a in row]
+    for axis, value in zip(flat, outer):
+        settings = [s for s in runs.settings if value is None or s[0] == value]
+        for m in runs.models:
+            points = [(s[-1], runs.score(s, m)) for s in settings]
+            points = [(x, y) for x, y in points if y]
+            if not points:
+                continue
+            x = [p[0] for p in points]
+            axis.plot(x, [p[1].mean for p in points], "-", marker=MARKERS[m], ms=4, color=view.theme.models[m], label=LABELS[m])
+            axis.fill_between(x, [p[1].low for p in points], [p[1].high for p in points], color=view.theme.models[m], alpha=0.15, lw=0)
+        axis.set_xscale("log", base=2)
+        if log:
+            logarithmic(axis)
+        else:
+            axis.set_ylim(-0.03, 1.03)
+        ticks = sorted({s[-1] for s in settings})
+        axis.set_xticks(ticks, [str(t) for t in ticks])
+        axis.xaxis.minorticks_off()
+        axis.set_xlabel(xlabel)
+        if value is not None:
+            axis.set_title(title.format(value))
+    for axis in flat[len(outer):]:
+        axis.set_visible(False)
+    for row in axes:
+        row[0].set_ylabel(ylabel)
+    handles, labels = {}, None
+    for axis in flat:
+        for handle, label in zip(*axis.get_legend_handles_labels()):
+            handles.setdefault(label, handle)
+    legend_below(fig, list(handles.values()), list(handles), 2 if view.narrow else min(6, len(handles)))
+    return fig
+
+
+def curves(runs, view, field, xlabel, ylabel, log, group):
+    """Best score so far against the epoch, averaged over the settings of each panel: at each model's best learning rate."""
+    groups = sorted({group(s) for s in runs.settings})
+    columns = min(len(groups), 2 if view.narrow else 4)
+    rows = -(-len(groups) // columns)
+    fig, axes = figure(view, rows, columns, panel=(2.6, 2.4) if len(groups) > 1 else (4.6, 3.0), sharey=True)
+    flat = [a for row in axes for a in row]
+    for axis, value in zip(flat, groups):
+        for m in runs.models:
+            lines = []
+            for s in runs.settings:
+                if group(s) != value or runs.rate(s, m) is None:
+                    continue
+                for r in runs.of(s, m, learning_rate=runs.rate(s, m)):
+                    best, line = None, []
+                    for v in r[field]:
+                        best = v if best is None or runs.better(v, best) else best
+                        line.append(best)
+                    lines.append(line)
+            lines = [line for line in lines if line]
+            if not lines:
+                continue
+            longest = max(map(len, lines))
+            lines = [line + [line[-1]] * (longest - len(line)) for line in lines]  # a run that left early stays where it was
+            axis.plot(range(1, longest + 1), [statistics.fmean(column) for column in zip(*lines)], color=view.theme.models[m], label=LABELS[m],
+                      marker=MARKERS[m], ms=3, markevery=max(1, longest // 8))
+        if log:
+            logarithmic(axis)
+        axis.set_xlabel(xlabel)
+        axis.set_title(str(value))
+    for axis in flat[len(groups):]:
+        axis.set_visible(False)
+    for row in axes:
+        row[0].set_ylabel(ylabel)
+    handles = {}
+    for axis in flat:
+        for handle, label in zip(*axis.get_legend_handles_labels()):
+            handles.setdefault(label, handle)
+    legend_below(fig, list(handles.values()), list(handles), 2 if view.narrow else min(6, len(handles)))
+    return fig
+
+
+def rows_sentence(records):
+    total = bad = 0
+    for r in records:
+        for statuses in r["rows"].values():
+            total += sum(statuses.values())
+            bad += sum(n for status, n in statuses.items() if status != "ok")
+    if not total:
+        return "LLA's rows were not counted in these runs."
+    return f"LLA's solver: {total:,} rows in forward and backward passes, {bad:,} of them ({bad / total:.1e}) with a status other than OK."
+
+
+def versus(runs, rival, show):
+    """How LLA stands to another model: settings in which it is ahead, and the ratio or difference of the means."""
+    pairs = [(runs.score(s, "lla"), runs.score(s, rival)) for s in runs.settings]
+    pairs = [(a, b) for a, b in pairs if a and b]
+    ahead = sum(runs.better(a.mean, b.mean) for a, b in pairs)
+    return f"{LABELS[rival]}: LLA ahead in {ahead} of {len(pairs)}" + (f" (mean {show(statistics.fmean(a.mean for a, _ in pairs))} against "
+                                                                      f"{show(statistics.fmean(b.mean for _, b in pairs))})" if pairs else "")
+
+
+def common(runs, show):
+    rivals = [m for m in runs.models if m != "lla"]
+    first, of = runs.wins("lla")
+    sentences = []
+    if of:
+        sentences.append(f"LLA is first in {first} of {of} settings.")
+        sentences.append("Against each: " + "; ".join(versus(runs, m, show) for m in rivals) + ".")
+    return sentences
+
+
+def in_context(results):
+    runs = Runs(results, ("length", "segment"), "test_error", True)
+    sentences = common(runs, number)
+    ratios = {}
+    for s in runs.settings:
+        a, b = runs.score(s, "lla"), runs.score(s, "softmax")
+        if a and b:
+            ratios.setdefault(s[0] // s[1], []).append(b.mean / a.mean)
+    if ratios:
+        sentences.append('"Particularly with smaller segment sizes": softmax\'s error as a multiple of LLA\'s, by segments in the prompt: '
+                         + "; ".join(f"{n} segments {number(statistics.fmean(v))}" for n, v in sorted(ratios.items()))
+                         + (". It grows as segments get shorter, as the paper says." if len(ratios) > 1 and sorted(ratios)[-1] == max(ratios, key=lambda n: statistics.fmean(ratios[n]))
+                            else ". It is not largest for the shortest segments: here the paper's remark does not hold." if len(ratios) > 1 else "."))
+    sentences += [rows_sentence([r for r in runs.records if r["model"] == "lla"]), runs.shortened(100)]
+    intro = (f"L shuffled pairs (x; y) of piecewise linear data, d = {results.settings['options']['dim']}, then {results.settings['options']['queries']} queries; mean squared error "
+             f"on the queries, noiseless in the test. {setup(results)}")
+    return Section("in-context", "In-context regression", intro,
+                   f"<strong>In-context regression:</strong> {sentences[0] if runs.wins('lla')[1] else 'LLA alone was run.'}",
+                   [Figure("in-context", save(lambda v: panels(runs, v, "segment size S", "test error", "L = {}", True), results.directory, "in_context"),
+                           "Test error against the segment size", "LLA consistently outperforms other baselines across all configurations, particularly with smaller segment sizes.",
+                           bullets(sentences), results.command),
+                    Figure("in-context-curves", save(lambda v: curves(runs, v, "test", "epoch", "best test error so far", True, lambda s: f"L = {s[0]}"), results.directory,
+                                                     "in_context_curves"),
+                           "Learning curves, averaged over segment sizes", "No curves are given for this task.", bullets([runs.shortened(100)]), results.command)],
+                   [runs.score_table(("L", "S"), "Test error, mean over seeds at the rate chosen on validation; the lowest in bold."),
+                    runs.rate_table(("L", "S"), "Test error of every learning rate, first seed; last column: the best rate and epoch by the test set itself.")])
+
+
+def transition(record):
+    """Epochs (first at 10 %, first at 90 %) of the best accuracy so far; None where it did not get there."""
+    def reach(level):
+        return next((i + 1 for i, v in enumerate(record["test"]) if v >= level), None)
+    return reach(0.1), reach(0.9)
+
+
+def recall(results):
+    runs = Runs(results, ("length", "pairs"), "test_accuracy", False)
+    sentences = common(runs, percent)
+    lasts = []
+    for m in ("gated_deltanet", "lla", "softmax"):
+        spans = []
+        for r in runs.records:
+            low, high = transition(r)
+            if r["model"] == m and low is not None:
+                per_epoch = r["steps"] / max(1, len(r["test"]))
+                spans.append((low * per_epoch, None if high is None else (high - low) * per_epoch))
+        if spans:
+            through = [b for _, b in spans if b is not None]
+            lasts.append(f"{LABELS[m]}: 10 % accuracy after {number(statistics.median(a for a, _ in spans))} steps in the median of {len(spans)} runs, "
+                         + (f"from there to 90 % in {number(statistics.median(through))} ({len(through)} runs got there)" if through else "none of them reached 90 %"))
+    if lasts:
+        sentences.append("Plateau and transition: " + "; ".join(lasts) + ".")
+    sentences += [rows_sentence([r for r in runs.records if r["model"] == "lla"]), runs.shortened(32)]
+    intro = (f"Multi-query associative recall: pairs of a key and a value from a vocabulary of {results.settings['options']['vocabulary']:,}, every key queried once; short "
+             f"convolutions and feature maps off. {setup(results)}")
+    return Section("recall", "Associative recall, trained", intro,
+                   f"<strong>Associative recall, trained:</strong> {sentences[0] if runs.wins('lla')[1] else 'LLA alone was run.'}",
+                   [Figure("recall", save(lambda v: panels(runs, v, "key-value pairs", "test accuracy", "L = {}", False), results.directory, "recall"),
+                           "Test accuracy against the number of pairs",
+                           "LLA achieves the highest accuracy in associative recall across different sequence lengths and number of key-value pairs.", bullets(sentences), results.command),
+                    Figure("recall-curves", save(lambda v: curves(runs, v, "test", "epoch", "best accuracy so far", False, lambda s: f"L = {s[0]}"), results.directory,
+                                                 "recall_curves"),
+                           "Learning curves, averaged over pair counts",
+                           "Gated DeltaNet: an extended plateau, then an abrupt transition whose timing depends on learning rate and dataset size. LLA: consistent, gradual improvement.",
+                           bullets(lasts or ["Too few epochs to tell."]), results.command)],
+                   [runs.score_table(("L", "pairs"), "Test accuracy, mean over seeds at the rate chosen on validation; the highest in bold.", percent),
+                    runs.rate_table(("L", "pairs"), "Test accuracy of every learning rate, first seed; last column: the best rate and epoch by the test set itself.", percent)])
+
+
+def state_tracking(results):
+    runs = Runs(results, ("items",), "test_accuracy", False)
+    sentences = []
+    for s in runs.settings:
+        a, b = runs.score(s, "lla"), runs.score(s, "softmax")
+        if a and b:
+            sentences.append(f"N = {s[0]}: LLA {percent(a.mean)}, softmax {percent(b.mean)}; a difference of {100 * (a.mean - b.mean):+.1f} points.")
+    sentences += common(runs, percent) + [rows_sentence([r for r in runs.records if r["model"] == "lla"]), runs.shortened(64)]
+    intro = (f"N items at positions, N/6 to N/3 swaps, then {results.settings['options']['queries']} positions whose item is asked for. {setup(results)}")
+    return Section("state-tracking", "State tracking", intro, f"<strong>State tracking:</strong> {sentences[0]}",
+                   [Figure("state-tracking", save(lambda v: panels(runs, v, "positions N", "test accuracy", "{}", False), results.directory, "state_tracking"),
+                           "Test accuracy against the number of positions", "LLA achieves test accuracy on par with softmax attention across N.", bullets(sentences), results.command),
+                    Figure("state-tracking-curves", save(lambda v: curves(runs, v, "test", "epoch", "best accuracy so far", False, lambda s: f"N = {s[0]}"), results.directory,
+                                                         "state_tracking_curves"),
+                           "Learning curves", "No curves are given for this task.", bullets([runs.shortened(64)]), results.command)],
+                   [runs.score_table(("N",), "Test accuracy, mean over seeds at the rate chosen on validation; the highest in bold.", percent),
+                    runs.rate_table(("N",), "Test accuracy of every learning rate, first seed; last column: the best rate and epoch by the test set itself.", percent)])

@@ -1,0 +1,421 @@
+// What decoding does with one tile of keys or values, [key][channel] with channels filled up by zeros: reading it,
+// products of its rows with a few vectors, and sums over its rows.
+#if defined(LLA_CPU_DECODE_TILE_INL_HPP) == defined(HWY_TARGET_TOGGLE)
+#ifdef LLA_CPU_DECODE_TILE_INL_HPP
+#undef LLA_CPU_DECODE_TILE_INL_HPP
+#else
+#define LLA_CPU_DECODE_TILE_INL_HPP
+#endif
+
+#include <algorithm>
+
+#include "cpu/decode.hpp"
+#include "cpu/gemm-inl.hpp"
+#include "cpu/keys.hpp"
+
+HWY_BEFORE_NAMESPACE();
+namespace lla::cpu {
+namespace HWY_NAMESPACE {
+
+// A vector of T from stored elements.
+template <class T, class Stored>
+HWY_INLINE auto load_16(hn::Rebind<float, Tag<T>> df, const Stored* p) {
+  const hn::Rebind<uint16_t, Tag<T>> d16;
+  const auto bits = hn::LoadU(d16, reinterpret_cast<const uint16_t*>(p));
+  if constexpr (std::is_same_v<Stored, core::bf16>) {
+    const hn::RebindToUnsigned<decltype(df)> d32;
+    return hn::BitCast(df, hn::ShiftLeft<16>(hn::PromoteTo(d32, bits)));
+  } else {
+    const hn::Rebind<hwy::float16_t, Tag<T>> dh;
+    return hn::PromoteTo(df, hn::BitCast(dh, bits));
+  }
+}
+template <class T, class Stored>
+HWY_INLINE Vec<T> load_stored(const Stored* p) {
+  const hn::Rebind<float, Tag<T>> df;
+  if constexpr (std::is_same_v<Stored, T>) {
+    return load(p);
+  } else if constexpr (std::is_same_v<Stored, double>) {  // never asked for: f64 is summed in double
+    return hn::Zero(Tag<T>());
+  } else if constexpr (std::is_same_v<Stored, float>) {
+    return hn::PromoteTo(Tag<T>(), hn::LoadU(df, p));
+  } else if constexpr (sizeof(T) == 8) {
+    return hn::PromoteTo(Tag<T>(), load_16<T>(df, p));
+  } else {
+    return load_16<T>(df, p);
+  }
+}
+
+// Where the rows of a tile come from: keys [first, first + count) of one head, of which no row sees any from `end` on.
+struct TileSource {
+  const core::ForwardCall& call;
+  const core::Sequence& sequence;
+  int64_t head_kv, first, count, end;
+
+  KeyCursor cursor(const core::Operand& t) const { return {call.cache, t, sequence, head_kv, first, end}; }
+  // The tile behind it: empty where nobody sees any of it.
+  TileSource next() const {
+    const int64_t at = first + count;
+    return {call, sequence, head_kv, at, std::clamp<int64_t>(end - at, 0, kDecodeTile), end};
+  }
+};
+
+// Where the rows of a tile begin; up to a multiple of 4 the last one is repeated.
+struct TileRows {
+  const char* row[kDecodeTile];
+  int64_t count = 0, lines = 0;  // lines: cache lines of a row
+  bool foreseen = true;          // the rows lie one behind the other
+
+  void find(const TileSource& from, const core::Operand& t, int64_t channels) {
+    const int64_t width = t.dtype == DType::f64 ? 8 : t.dtype == DType::f32 ? 4 : 2;
+    count = from.count;
+    lines = t.stride[3] == 1 ? (channels * width + 63) / 64 : 1;
+    foreseen = t.stride[1] == channels && from.call.cache.page_size == 0;
+    if (count == 0) return;
+    KeyCursor at = from.cursor(t);
+    for (int64_t j = 0; j < count; ++j, at.next()) row[j] = static_cast<const char*>(t.data) + at.offset() * width;
+    for (int64_t j = count; j < round_up(count, 4); ++j) row[j] = row[count - 1];
+  }
+  // Asks for four rows that will be read soon: the hardware may not foresee where they lie, and all of a tile at once
+  // would wait for each other.
+  HWY_INLINE void fetch(int64_t j) const {
+    if (j >= count) return;
+    for (int64_t line = 0; line < lines; ++line) {
+      for (int64_t m = 0; m < 4; ++m) __builtin_prefetch(row[j + m] + 64 * line, 0, 2);
+    }
+  }
+};
+
+// The rows of the tile at hand and of the one behind it.
+class TilePair {
+ public:
+  TilePair(const core::Operand& t, int64_t channels) : t_(t), channels_(channels) {}
+  void move_to(const TileSource& tile) {
+    now_ ^= 1;
+    if (!started_) rows_[now_].find(tile, t_, channels_);
+    started_ = true;
+    rows_[now_].count = tile.count;  // the last tile of a span ends before the keys do
+    rows_[now_ ^ 1].find(tile.next(), t_, channels_);
+  }
+  const TileRows& now() const { return rows_[now_]; }
+  const TileRows& soon() const { return rows_[now_ ^ 1]; }
+
+ private:
+  const core::Operand& t_;
+  int64_t channels_;
+  TileRows rows_[2];
+  int now_ = 0;
+  bool started_ = false;
+};
+
+// Calls visit(Stored()) with the stored type of t, if its rows can be read a vector of T at a time; else returns false.
+template <class T, class Visit>
+HWY_INLINE bool with_vectors(const core::Operand& t, int64_t channels, const Visit& visit) {
+  if (t.stride[3] != 1 || channels % kLanes<T> != 0) return false;
+  switch (t.dtype) {
+    case DType::f32: visit(float()); return true;
+    case DType::bf16: visit(core::bf16()); return true;
+    case DType::f16: visit(core::f16()); return true;
+    case DType::f64:
+      if constexpr (sizeof(T) == 8) {
+        visit(double());
+        return true;
+      }
+      return false;
+    default: return false;
+  }
+}
+
+// Reads a tile an element at a time, less the shift where there is one; the channels behind the last and the rows up to
+// a multiple of 4 are zero. A row that reaches `limit` is zero too and marked in `bad`; returns whether there is one.
+template <class T>
+HWY_NOINLINE bool load_any_tile(const TileSource& from, const core::Operand& t, int64_t channels, int64_t stride,
+                                const T* shift, Bits<T> limit, T* to, uint8_t* bad) {
+  bool any = false;
+  KeyCursor at = from.cursor(t);
+  std::fill_n(to, round_up(from.count, 4) * stride, T{0});
+  for (int64_t j = 0; j < from.count; ++j, at.next()) {
+    T* const row = to + j * stride;
+    if (read_row(t, at.offset(), channels, row) >= limit) {
+      std::fill_n(row, channels, T{0});
+      bad[j] = 1;
+      any = true;
+    } else if (shift) {
+      for (int64_t c = 0; c < channels; ++c) row[c] -= shift[c];
+    }
+  }
+  return any;
+}
+
+// to[0 ... 3] = the sums of the four vectors' lanes.
+HWY_INLINE void sum_four(const Vec<float>* v, float* to) {
+#if HWY_TARGET == HWY_SCALAR
+  for (int i = 0; i < 4; ++i) to[i] = hn::GetLane(v[i]);
+#else
+  const Tag<float> d;
+  const hn::Repartition<double, Tag<float>> dd;
+  const auto pairs = [&](Vec<float> a, Vec<float> b)
+                         HWY_ATTR { return hn::Add(hn::OddEven(b, a), hn::Reverse2(d, hn::OddEven(a, b))); };
+  const auto ab = hn::BitCast(dd, pairs(v[0], v[1])), cd = hn::BitCast(dd, pairs(v[2], v[3]));
+  const auto low = hn::BitCast(d, hn::OddEven(cd, ab));
+  const auto high = hn::BitCast(d, hn::Reverse2(dd, hn::OddEven(ab, cd)));
+  HWY_ALIGN float parts[kLanes<float>];
+  store(hn::Add(low, high), parts);
+  const hn::CappedTag<float, 4> d4;
+  auto sum = hn::LoadU(d4, parts);
+  for (int64_t at = 4; at < kLanes<float>; at += 4) sum = hn::Add(sum, hn::LoadU(d4, parts + at));
+  hn::StoreU(sum, d4, to);
+#endif
+}
+HWY_INLINE void sum_four(const Vec<double>* v, double* to) {
+  for (int i = 0; i < 4; ++i) to[i] = hn::GetLane(hn::SumOfLanes(Tag<double>(), v[i]));
+}
+
+// dots[i][j] = row j . vectors[i], rows [0, count) and on to a multiple of 4; dots are kDecodeTile apart.
+template <int kCount, class T>
+HWY_NOINLINE void tile_dots(const T* tile, int64_t stride, int64_t count, const T* const* vectors, T* dots) {
+  for (int64_t j = 0; j < count; j += 4) {
+    const T* const rows = tile + j * stride;
+    Vec<T> sums[kCount][4];
+    for (auto& of_vector : sums) {
+      for (auto& sum : of_vector) sum = hn::Zero(Tag<T>());
+    }
+    for (int64_t c = 0; c < stride; c += kLanes<T>) {
+      const Vec<T> k[4] = {load(rows + c), load(rows + stride + c), load(rows + 2 * stride + c),
+                           load(rows + 3 * stride + c)};
+      for (int i = 0; i < kCount; ++i) {
+        const auto u = load(vectors[i] + c);
+        for (int m = 0; m < 4; ++m) sums[i][m] = hn::MulAdd(k[m], u, sums[i][m]);
+      }
+    }
+    for (int i = 0; i < kCount; ++i) sum_four(sums[i], dots + i * kDecodeTile + j);
+  }
+}
+template <class T>
+void tile_dots(const T* tile, int64_t stride, int64_t count, const T* const* vectors, int64_t vector_count, T* dots) {
+  switch (vector_count) {
+    case 0: return;
+    case 1: return tile_dots<1>(tile, stride, count, vectors, dots);
+    case 2: return tile_dots<2>(tile, stride, count, vectors, dots);
+    case 3: return tile_dots<3>(tile, stride, count, vectors, dots);
+    default: break;
+  }
+  tile_dots<4>(tile, stride, count, vectors, dots);
+  tile_dots(tile, stride, count, vectors + 4, vector_count - 4, dots + 4 * kDecodeTile);
+}
+
+// The same for rows as they are stored, which are converted, shifted and kept in `tile` on the way. Returns the bits of
+// the largest magnitude, where asked for.
+template <int kCount, bool kCheck, bool kShift, class Stored, class T>
+HWY_NOINLINE Bits<T> load_dots(const TileRows& from, const TileRows& soon, int64_t stride, const T* shift,
+                               const T* const* vectors, T* tile, T* dots) {
+  const hn::RebindToSigned<Tag<T>> di;
+  auto largest = hn::Zero(di);
+  const T* u[kCount];
+  for (int i = 0; i < kCount; ++i) u[i] = vectors[i];
+  for (int64_t j = 0; j < from.count; j += 4) {
+    if (!soon.foreseen) soon.fetch(j);
+    const Stored* row[4];
+    for (int m = 0; m < 4; ++m) row[m] = reinterpret_cast<const Stored*>(from.row[j + m]);
+    T* const to = tile + j * stride;
+    Vec<T> sums[kCount][4];
+    for (auto& of_vector : sums) {
+      for (auto& sum : of_vector) sum = hn::Zero(Tag<T>());
+    }
+    for (int64_t c = 0; c < stride; c += kLanes<T>) {
+      for (int m = 0; m < 4; ++m) {
+        auto k = load_stored<T>(row[m] + c);
+        if (kCheck) largest = hn::Max(largest, hn::BitCast(di, hn::Abs(k)));
+        if (kShift) k = hn::Sub(k, load(shift + c));
+        store(k, to + m * stride + c);
+        for (int i = 0; i < kCount; ++i) sums[i][m] = hn::MulAdd(k, load(u[i] + c), sums[i][m]);
+      }
+    }
+    for (int i = 0; i < kCount; ++i) sum_four(sums[i], dots + i * kDecodeTile + j);
+  }
+  return kCheck ? static_cast<Bits<T>>(hn::GetLane(hn::MaxOfLanes(di, largest))) : Bits<T>{0};
+}
+
+// Reads a tile of keys and its products with the vectors. With kCheck, keys that are not finite are zero and marked,
+// and the result is whether there are any; without, there must be none. `soon`: rows that come next.
+template <bool kCheck, class T>
+bool load_keys(const TileSource& from, const TileRows& rows, const TileRows& soon, const core::Problem& p,
+               int64_t stride, const T* shift, const T* const* vectors, int64_t vector_count, T* tile, T* dots,
+               uint8_t* bad) {
+  const core::Operand& t = from.call.k;
+  Bits<T> largest = key_limit<T>(p);
+  const bool read =
+      stride == p.dim && with_vectors<T>(t, p.dim, [&](auto stored) HWY_ATTR {
+        using Stored = decltype(stored);
+        const auto load = [&](auto kCount) HWY_ATTR {
+          largest = shift ? load_dots<kCount(), kCheck, true, Stored>(rows, soon, stride, shift, vectors, tile, dots)
+                          : load_dots<kCount(), kCheck, false, Stored>(rows, soon, stride, shift, vectors, tile, dots);
+        };
+        switch (std::min<int64_t>(vector_count, 4)) {
+          case 1: return load(std::integral_constant<int, 1>());
+          case 2: return load(std::integral_constant<int, 2>());
+          case 3: return load(std::integral_constant<int, 3>());
+          default: return load(std::integral_constant<int, 4>());
+        }
+      });
+  if (read && (!kCheck || largest < key_limit<T>(p))) {
+    if (vector_count > 4) tile_dots(tile, stride, from.count, vectors + 4, vector_count - 4, dots + 4 * kDecodeTile);
+    return false;
+  }
+  const bool any = load_any_tile(from, t, p.dim, stride, shift, key_limit<T>(p), tile, bad);
+  tile_dots(tile, stride, from.count, vectors, vector_count, dots);
+  return any;
+}
+
+constexpr int kAccumulators = kRows == 12 ? 24 : 12;  // registers for sums
+
+// c[m][n] += sum over j of a[j][m] b[j][n], M numbers by N vectors, of rows `stride` apart.
+template <int M, int N, class T>
+HWY_INLINE void outer_block(const T* HWY_RESTRICT a, const T* HWY_RESTRICT b, int64_t stride, int64_t count,
+                            T* HWY_RESTRICT c) {
+  Vec<T> sums[M][N];
+  for (int m = 0; m < M; ++m) {
+    for (int n = 0; n < N; ++n) sums[m][n] = hn::Zero(Tag<T>());
+  }
+  for (int64_t j = 0; j < count; ++j) {
+    Vec<T> row[N];
+    for (int n = 0; n < N; ++n) row[n] = load(b + n * kLanes<T>);
+    for (int m = 0; m < M; ++m) {
+      const auto factor = splat(a[m]);
+      for (int n = 0; n < N; ++n) sums[m][n] = hn::MulAdd(factor, row[n], sums[m][n]);
+    }
+    a += stride;
+    b += stride;
+  }
+  for (int m = 0; m < M; ++m) {
+    for (int n = 0; n < N; ++n) {
+      T* const to = c + (m * N + n) * kLanes<T>;
+      store(hn::Add(load(to), sums[m][n]), to);
+    }
+  }
+}
+
+// c = sum over j of a[j] row j.
+template <int N, class T>
+HWY_INLINE void sum_columns(const T* a, const T* tile, int64_t stride, int64_t from, int64_t count, T* c) {
+  for (; from + N * kLanes<T> <= stride; from += N * kLanes<T>) {
+    Vec<T> sums[N];
+    for (auto& sum : sums) sum = hn::Zero(Tag<T>());
+    for (int64_t j = 0; j < count; ++j) {
+      const auto factor = splat(a[j]);
+      for (int n = 0; n < N; ++n) sums[n] = hn::MulAdd(factor, load(tile + j * stride + from + n * kLanes<T>), sums[n]);
+    }
+    for (int n = 0; n < N; ++n) store(sums[n], c + from + n * kLanes<T>);
+  }
+  if constexpr (N > 1) sum_columns<N / 2>(a, tile, stride, from, count, c);
+}
+template <class T>
+HWY_NOINLINE void sum_rows(const T* a, const T* tile, int64_t stride, int64_t count, T* c) {
+  sum_columns<8>(a, tile, stride, 0, count, c);
+}
+
+// The sums of M coefficients a row, kDecodeTile apart, with rows as they are stored.
+template <int M, int N, class Stored, class T>
+HWY_INLINE void sum_stored(const T* a, const TileRows& rows, const TileRows& soon, int64_t from, int64_t stride, T* c) {
+  for (; from + N * kLanes<T> <= stride; from += N * kLanes<T>) {
+    Vec<T> sums[M][N];
+    for (int m = 0; m < M; ++m) {
+      for (int n = 0; n < N; ++n) sums[m][n] = hn::Zero(Tag<T>());
+    }
+    for (int64_t j = 0; j < rows.count; ++j) {
+      if (from == 0 && j % 4 == 0 && !soon.foreseen) soon.fetch(j);
+      const Stored* const row = reinterpret_cast<const Stored*>(rows.row[j]) + from;
+      Vec<T> v[N];
+      for (int n = 0; n < N; ++n) v[n] = load_stored<T>(row + n * kLanes<T>);
+      for (int m = 0; m < M; ++m) {
+        const auto factor = splat(a[m * kDecodeTile + j]);
+        for (int n = 0; n < N; ++n) sums[m][n] = hn::MulAdd(factor, v[n], sums[m][n]);
+      }
+    }
+    for (int m = 0; m < M; ++m) {
+      for (int n = 0; n < N; ++n) store(sums[m][n], c + m * stride + from + n * kLanes<T>);
+    }
+  }
+  if constexpr (N > 1) sum_stored<M, N / 2, Stored>(a, rows, soon, from, stride, c);
+}
+
+template <class T>
+bool all_finite(const T* values, int64_t count) {
+  auto sum = hn::Zero(Tag<T>());
+  for (int64_t e = 0; e < count; e += kLanes<T>) sum = hn::MulAdd(load(values + e), hn::Zero(Tag<T>()), sum);
+  return hn::GetLane(hn::SumOfLanes(Tag<T>(), sum)) == 0;
+}
+
+// c[i] = sum over j of a[i][j] v_j for two coefficients a row; c's rows are `stride` apart. A value that is not finite
+// is left out and marked in `bad`; returns whether there is one. `values` is room for a tile.
+template <class T>
+bool sum_values(const TileSource& from, const TileRows& rows, const TileRows& soon, const core::Problem& p,
+                int64_t stride, int64_t coefficients, const T* a, T* values, T* c, uint8_t* bad) {
+  const core::Operand& t = from.call.v;
+  constexpr int kMost = kAccumulators / 3 * 2;
+  const bool read = stride == p.value_dim && with_vectors<T>(t, p.value_dim, [&](auto stored) HWY_ATTR {
+                      using Stored = decltype(stored);
+                      for (int64_t i = 0; i < coefficients; i += 4) {
+                        const T* const of = a + i * kDecodeTile;
+                        if (coefficients - i > 2) {
+                          sum_stored<4, kMost / 4, Stored>(of, rows, soon, 0, stride, c + i * stride);
+                        } else {
+                          sum_stored<2, kMost / 2, Stored>(of, rows, soon, 0, stride, c + i * stride);
+                        }
+                      }
+                    });
+  // Whatever its coefficient, a value that is not finite makes every sum of its channel so.
+  if (read && all_finite(c, coefficients * stride)) return false;
+  const bool any = load_any_tile<T>(from, t, p.value_dim, stride, nullptr, infinity_bits<T>(), values, bad);
+  for (int64_t i = 0; i < coefficients; ++i) sum_rows(a + i * kDecodeTile, values, stride, from.count, c + i * stride);
+  return any;
+}
+
+// The upper triangle of sum over j of row_j row_j^T in blocks of kTriangleRows rows by up to three vectors, one behind
+// the other. visit(first row, first column, vectors, place of the block).
+constexpr int kTriangleRows = kRows == 12 ? 8 : 4;
+static_assert(kTriangleRows * 3 <= kAccumulators);
+template <class T, class Visit>
+HWY_INLINE int64_t for_triangle(int64_t dim, int64_t stride, const Visit& visit) {
+  int64_t at = 0;
+  for (int64_t row = 0; row < dim; row += kTriangleRows) {
+    for (int64_t column = row / kLanes<T> * kLanes<T>; column < stride;) {
+      const int64_t left = (stride - column) / kLanes<T>;
+      const int64_t vectors = left == 1 ? 1 : left == 2 || left == 4 ? 2 : 3;
+      visit(row, column, vectors, at);
+      at += kTriangleRows * vectors * kLanes<T>;
+      column += vectors * kLanes<T>;
+    }
+  }
+  return at;
+}
+
+template <class T>
+HWY_NOINLINE void add_triangle(const T* tile, int64_t dim, int64_t stride, int64_t count, T* triangle,
+                               const TileRows& soon) {
+  int64_t fetched = 0;
+  for_triangle<T>(dim, stride, [&](int64_t row, int64_t column, int64_t vectors, int64_t at) HWY_ATTR {
+    soon.fetch(fetched);
+    fetched += 4;
+    const T *const a = tile + row, *const b = tile + column;
+    T* const c = triangle + at;
+    if (vectors == 3) return outer_block<kTriangleRows, 3>(a, b, stride, count, c);
+    if (vectors == 2) return outer_block<kTriangleRows, 2>(a, b, stride, count, c);
+    outer_block<kTriangleRows, 1>(a, b, stride, count, c);
+  });
+}
+
+template <class T>
+DecodeSizes sizes_of(int64_t dim, int64_t value_dim) {
+  DecodeSizes s;
+  const int64_t unit = std::max<int64_t>(kLanes<T>, kTriangleRows);  // no block of the triangle reads over a row's end
+  s.key_stride = round_up(dim, unit);
+  s.value_stride = round_up(value_dim, kLanes<T>);
+  s.entries = for_triangle<T>(dim, s.key_stride, [](int64_t, int64_t, int64_t, int64_t) {});
+  return s;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace lla::cpu
+HWY_AFTER_NAMESPACE();
+#endif

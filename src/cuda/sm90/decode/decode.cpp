@@ -1,0 +1,52 @@
+#include "cuda/sm90/decode/decode.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "core/text.hpp"
+#include "cuda/common/runtime.hpp"
+#include "cuda/sm90/decode/launch.hpp"
+#include "cuda/sm90/decode/schedule.hpp"
+
+namespace lla::cuda::sm90::decode {
+namespace {
+
+using core::Problem;
+
+Params params_of(const core::ForwardCall& call) {
+  const Problem& p = call.problem;
+  Params out{};
+  out.cache.k = call.k, out.cache.v = call.v;
+  out.lengths = call.cache.lengths, out.first_key = call.cache.first_key;
+  out.cache.table = call.cache.table, out.cache.table_stride = call.cache.table_stride;
+  out.max_length = static_cast<int32_t>(call.cache.max_length);
+  out.cache.page_size = static_cast<int32_t>(std::min(call.cache.page_size, kLargestLength));
+  out.cache.pages = static_cast<int32_t>(call.cache.pages);
+  out.q = call.q, out.o = call.o, out.ridge = call.ridge, out.x = call.x;
+  out.cu_q = p.packed ? call.cu_seqlens_q : nullptr;
+  out.info = call.info;
+  out.batch = static_cast<int32_t>(p.batch), out.heads_q = static_cast<int32_t>(p.heads_q);
+  out.group = static_cast<int32_t>(p.group());
+  out.seqlen_q = static_cast<int32_t>(p.seqlen_q), out.total_q = static_cast<int32_t>(p.total_q);
+  out.dim = static_cast<int32_t>(p.dim), out.value_dim = static_cast<int32_t>(p.value_dim);
+  out.left = static_cast<int32_t>(std::min(p.mask.left, kLargestLength));
+  out.right = static_cast<int32_t>(std::min(p.mask.right, kLargestLength));
+  // A zero scale means equal weights; the smallest one keeps masked logits (-inf times it) at -inf.
+  const float half = std::max(static_cast<float>(0.5 * std::abs(p.scale) * std::numbers::log2e), 1e-37f);
+  out.half_scale = p.scale < 0 ? -half : half;
+  out.most_rows = static_cast<int32_t>(kMostRows);
+  return out;
+}
+
+}  // namespace
+
+Status forward(const core::ForwardCall& call, const core::Plan& plan) {
+  const Problem& p = call.problem;
+  Launch launch{params_of(call), p.rows(), kernel_dim(p), p.dtype == DType::bf16, plan.workers, call.workspace,
+                static_cast<cudaStream_t>(call.stream)};
+  LLA_RETURN_IF_ERROR(describe_cache(launch.p));
+  return decode::launch(launch, p.given_x());
+}
+
+}  // namespace lla::cuda::sm90::decode

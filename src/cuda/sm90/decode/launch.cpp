@@ -1,0 +1,42 @@
+#include "cuda/sm90/decode/launch.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/text.hpp"
+#include "cuda/sm90/tensor_map.hpp"
+
+namespace lla::cuda::sm90::decode {
+namespace {
+
+// Whether the copy engine takes it.
+bool in_vectors(const core::Operand& t) {
+  bool good = t.stride[3] == 1 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0;
+  for (int i = 0; i < 3; ++i) good = good && t.stride[i] > 0 && t.stride[i] % 8 == 0 && t.stride[i] < int64_t{1} << 38;
+  return good;
+}
+
+}  // namespace
+
+Status describe_cache(Params& p) {
+  Cache& cache = p.cache;
+  const int64_t slots = cache.table ? cache.page_size : std::max(p.max_length, 1);
+  const int64_t heads = p.heads_q / p.group;
+  cache.box = cache.table ? std::gcd(static_cast<int>(cache.page_size), 16) : 16;
+  cache.vectors = cache.pages > 0 && in_vectors(cache.k) && in_vectors(cache.v);
+  if (!cache.vectors) return {};
+  LLA_RETURN_IF_ERROR(make_cache_map(p.key_map, cache.k, {cache.pages, slots, heads, p.dim}, cache.box));
+  return make_cache_map(p.value_map, cache.v, {cache.pages, slots, heads, p.value_dim}, cache.box);
+}
+
+Status launch(const Launch& call, bool given_x) {
+  if (call.rows == 0) return {};
+  if (call.dim == 64) {
+    if (given_x) return call.bf16 ? launch_given<64, true>(call) : launch_given<64, false>(call);
+    return call.bf16 ? launch_solved<64, true>(call) : launch_solved<64, false>(call);
+  }
+  if (given_x) return call.bf16 ? launch_given<128, true>(call) : launch_given<128, false>(call);
+  return call.bf16 ? launch_solved<128, true>(call) : launch_solved<128, false>(call);
+}
+
+}  // namespace lla::cuda::sm90::decode

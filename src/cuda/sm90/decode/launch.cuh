@@ -1,0 +1,27 @@
+// The launches of one head dimension and type; instantiations/ has one file for each.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/common/launch.cuh"
+#include "cuda/sm90/decode/launch.hpp"
+
+namespace lla::cuda::sm90::decode {
+
+// Calls `part` with the parameters of one share of the rows after the other.
+template <class Part>
+Status for_each_share(const Launch& call, const Layout& at, const Part& part) {
+  std::byte* const base = static_cast<std::byte*>(call.workspace);
+  Params p = call.p;
+  p.slots = reinterpret_cast<float*>(base);
+  p.records = reinterpret_cast<RowRecord*>(base + at.records);
+  p.live_rows = reinterpret_cast<int32_t*>(base + at.live_rows);
+  for (int64_t first = 0; first < call.rows; first += at.rows_at_once) {
+    p.first_row = static_cast<int32_t>(first);
+    p.row_count = static_cast<int32_t>(std::min<int64_t>(call.rows - first, at.rows_at_once));
+    LLA_RETURN_IF_ERROR(part(p));
+  }
+  return {};
+}
+
+}  // namespace lla::cuda::sm90::decode

@@ -1,0 +1,33 @@
+// Launching the decode kernels.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cuda/sm90/decode/params.hpp"
+
+namespace lla::cuda::sm90::decode {
+
+// A call: at most so many rows, in the given workspace. Of p, the workspace's pointers and the share of the rows are
+// set here.
+struct Launch {
+  Params p;
+  int64_t rows;
+  int dim;  // 64 or 128: of the kernel
+  bool bf16;
+  int blocks;  // multiprocessors
+  void* workspace;
+  cudaStream_t stream;
+};
+
+// How the kernels are to read the cache: box, vectors and maps of p, from its other fields. `pages` counts sequences
+// where there is no table.
+Status describe_cache(Params& p);
+
+Status launch(const Launch& call, bool given_x);
+
+template <int kDim, bool kBf16>
+Status launch_solved(const Launch& call);
+template <int kDim, bool kBf16>
+Status launch_given(const Launch& call);
+
+}  // namespace lla::cuda::sm90::decode

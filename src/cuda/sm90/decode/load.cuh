@@ -1,0 +1,162 @@
+// From the cache into a warp's own shared memory: sixteen keys and their values, wherever they lie. The copy engine
+// brings them, as many at a time as lie in one page; rows it cannot take are loaded element by element.
+#pragma once
+
+#include <cuda.h>
+
+#include "cuda/sm90/decode/shared.cuh"
+#include "cuda/sm90/decode/walk.cuh"
+
+namespace lla::cuda::sm90::decode {
+
+// Where the rows of a unit are found.
+struct Source {
+  int32_t batch, head;  // key head
+  Keys row;
+};
+
+// Keeps what is made of x beside its use: a few instructions cost less than the registers that would hold them all.
+__device__ __forceinline__ uint32_t opaque(uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// Raw rows lie as the copy engine's 128-byte swizzle leaves them: 64 columns after the other, 16-byte chunk c of row r
+// at c ^ (r % 8).
+__device__ __forceinline__ int raw_offset(int row, int chunk) {
+  return (chunk / 8) * (kWarpKeys * 128) + row * 128 + ((chunk % 8) ^ (row & 7)) * 16;
+}
+// The address a lane gives for the transposed matrices of chunks 0 and 1 (keys 0-7, 8-15 of each).
+__device__ __forceinline__ uint32_t raw_start(const unsigned char* rows) {
+  const int lane = threadIdx.x % 32;
+  return opaque(shared_address(rows) + raw_offset(lane % 16, lane / 16));
+}
+// The same for chunks 2i and 2i + 1.
+__device__ __forceinline__ uint32_t raw_at(uint32_t start, int i) {
+  return (start ^ (32 * (i % 4))) + (i / 4) * (kWarpKeys * 128);
+}
+
+__device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap* map, int column, int head, int slot, int page,
+                                         Barrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::
+          "r"(to),
+      "l"(map), "r"(shared_address(&barrier.word)), "r"(column), "r"(head), "r"(slot), "r"(page)
+      : "memory");
+}
+
+// Page and slot of a key; page -1 where the table is wrong.
+__device__ __forceinline__ int2 page_of(const Cache& cache, const Source& from, int key) {
+  if (!cache.table) return {from.batch, key};
+  const int page = cache.table[from.batch * cache.table_stride + key / cache.page_size];
+  return {page >= 0 && page < cache.pages ? page : -1, key % cache.page_size};
+}
+
+// The keys of sixteen that a row sees, as bits.
+__device__ __forceinline__ uint32_t seen_of(const Keys& keys, int first) {
+  const int begin = max(0, min(kWarpKeys, keys.begin - first)), end = max(0, min(kWarpKeys, keys.end - first));
+  return (1u << end) - (1u << min(begin, end));
+}
+
+// A warp's ring of slots: it asks for tiles and takes them in the same order.
+template <class C>
+struct Ring {
+  unsigned char (*raw)[2][C::kRawBytes];
+  Barrier* full;
+  uint32_t asked = 0, taken = 0;
+
+  __device__ __forceinline__ static int slot(uint32_t n) { return n % C::kRawSlots; }
+
+  // Starts the copies of keys [first, first + 16) that `keys` includes.
+  __device__ __forceinline__ void ask(const Params& p, const Source& from, int first, const Keys& keys, bool& invalid) {
+    const int lane = threadIdx.x % 32, here = slot(asked++);
+    const Cache& cache = p.cache;
+    if (!cache.vectors) {
+      ask_slowly(p, from, first, keys, invalid, here);
+      return;
+    }
+    const int box = cache.box, key = first + lane * box;
+    bool there = lane * box < kWarpKeys && key < keys.end && key + box > keys.begin;
+    int2 at{0, 0};
+    if (there) {
+      at = page_of(cache, from, key);
+      invalid |= at.x < 0;
+      there = at.x >= 0;
+    }
+    const unsigned all = __ballot_sync(0xffffffffu, there);
+    uint32_t to = shared_address(raw[here][0]) + lane * box * 128;
+    const auto copy = [&] {
+#pragma unroll
+      for (int which = 0; which < 2; ++which) {
+#pragma unroll
+        for (int group = 0; group < C::kDim / 64; ++group) {
+          load_box(to + which * C::kRawBytes + group * kWarpKeys * 128, which == 0 ? &p.key_map : &p.value_map, 64 * group,
+                   from.head, at.y, at.x, full[here]);
+        }
+      }
+    };
+    if (box == kWarpKeys) {  // all lanes know of the one copy
+      at.x = __shfl_sync(0xffffffffu, at.x, 0), at.y = __shfl_sync(0xffffffffu, at.y, 0);
+      if (elected()) {
+        full[here].arrive_expecting(__popc(all) * kWarpKeys * C::kDim * 4);
+        if (all != 0) {
+          to = shared_address(raw[here][0]);
+          copy();
+        }
+      }
+      __syncwarp();
+      return;
+    }
+    if (lane == 0) full[here].arrive_expecting(__popc(all) * box * C::kDim * 4);
+    __syncwarp();
+    if (there) copy();
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void ask_slowly(const Params& p, const Source& from, int first, const Keys& keys,
+                                             bool& invalid, int here) {
+    const int lane = threadIdx.x % 32;
+    const uint32_t seen = seen_of(keys, first);
+#pragma unroll 1
+    for (int which = 0; which < 2; ++which) {
+      const core::Operand& operand = which == 0 ? p.cache.k : p.cache.v;
+      const uint16_t* base = static_cast<const uint16_t*>(operand.data);
+#pragma unroll 1
+      for (int row = 0; row < kWarpKeys; ++row) {
+        if (!(seen >> row & 1)) continue;
+        const int2 at = page_of(p.cache, from, first + row);
+        invalid |= at.x < 0;
+#pragma unroll 1
+        for (int d = lane; d < C::kDim; d += 32) {
+          const bool there = at.x >= 0 && d < (which == 0 ? p.dim : p.value_dim);
+          const int64_t element = at.x * operand.stride[0] + at.y * operand.stride[1] + from.head * operand.stride[2] +
+                                  d * operand.stride[3];
+          *reinterpret_cast<uint16_t*>(raw[here][which] + raw_offset(row, d / 8) + d % 8 * 2) = there ? base[element] : 0;
+        }
+      }
+    }
+    __syncwarp();
+    if (lane == 0) full[here].arrive();
+  }
+
+  // The oldest tile asked for, once it is there. Rows that are not in `seen` are zeros.
+  __device__ __forceinline__ unsigned char (&take(uint32_t seen))[2][C::kRawBytes] {
+    const int here = slot(taken);
+    full[here].wait((taken / C::kRawSlots) & 1);
+    ++taken;
+    if (seen != 0xffffu) clear(raw[here], seen);
+    __syncwarp();
+    return raw[here];
+  }
+  __device__ __forceinline__ static void clear(unsigned char (&rows)[2][C::kRawBytes], uint32_t seen) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int e = lane; e < kWarpKeys * C::kChunks * 2; e += 32) {
+      const int row = e % kWarpKeys, chunk = e / kWarpKeys % C::kChunks, which = e / (kWarpKeys * C::kChunks);
+      if (!(seen >> row & 1)) *reinterpret_cast<uint4*>(rows[which] + raw_offset(row, chunk)) = make_uint4(0, 0, 0, 0);
+    }
+    fence_async_proxy();  // the copy engine writes here next
+  }
+};
+
+}  // namespace lla::cuda::sm90::decode

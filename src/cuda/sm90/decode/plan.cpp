@@ -1,0 +1,52 @@
+#include <algorithm>
+
+#include "core/text.hpp"
+#include "cuda/sm90/decode/decode.hpp"
+#include "cuda/sm90/decode/schedule.hpp"
+#include "cuda/sm90/decode/slots.hpp"
+
+namespace lla::cuda::sm90::decode {
+namespace {
+
+using core::cat;
+using core::Problem;
+
+Layout layout_of(const Problem& p, int blocks) { return {p.rows(), kernel_dim(p), p.given_x(), blocks}; }
+
+}  // namespace
+
+int kernel_dim(const Problem& p) { return std::max(p.dim, p.value_dim) <= 64 ? 64 : 128; }
+
+std::string refuse(const Problem& p, const core::Machine& m) {
+  if (p.dtype != DType::bf16 && p.dtype != DType::f16) return "takes caches of bf16 and f16";
+  if (p.solver == Solver::cg) return "solves rows over a cache directly";
+  if (p.weights == Weights::cached) return "keeps no weights of rows over a cache";
+  if (p.batch_invariant) return "splits the keys of a cache by what else is in the batch";
+  if (p.seqlen_q * p.group() > kMostRows) {
+    return cat("takes a cache where a key head has at most ", kMostRows, " rows of a sequence, not ",
+               p.seqlen_q * p.group());
+  }
+  if (p.seqlen_k > kLargestLength || p.total_q > kLargestLength || p.batch > kLargestLength)
+    return "takes sequences shorter than 2^31 - 1024";
+  if (p.rows() > kLargestLength) return "takes up to 2^31 - 1024 rows over all heads";
+  if (m.cuda.multiprocessors > 256) return "takes up to 256 multiprocessors";
+  return {};
+}
+
+core::Plan plan(const Problem& p, const core::Machine& m) {
+  core::Plan plan;
+  plan.solver = Solver::direct;
+  plan.block_rows = 1;
+  plan.block_keys = kGranule;
+  plan.workers = m.cuda.multiprocessors;
+  plan.workspace_bytes = static_cast<size_t>(layout_of(p, plan.workers).size);
+  return plan;
+}
+
+core::Notes notes(const Problem& p, const core::Plan& plan) {
+  return {{"head dimension", cat(kernel_dim(p), " in the kernel")},
+          {"decode", cat("every row from one pass over its keys, split over ", plan.workers, " blocks by the lengths")},
+          {"rows at once", cat(layout_of(p, plan.workers).rows_at_once)}};
+}
+
+}  // namespace lla::cuda::sm90::decode

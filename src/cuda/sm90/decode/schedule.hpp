@@ -1,0 +1,163 @@
+// Which part of which row a block works on. Plain functions for host and device: the tests run them on the CPU.
+//
+// The rows of all decoded sequences, one after the other, each as long as its keys take granules, make one line; every
+// block takes the same share of it. A block works on units: the parts of its share that lie in one row. Unit (row,
+// block) has slot row + block: walking along the line either the row or the block goes up, so no two units share one.
+#pragma once
+
+#include <cstdint>
+
+namespace lla::cuda::sm90::decode {
+
+inline constexpr int kGranule = 128;  // keys
+
+// What the walk depends on. Pointers are to the memory of whoever walks.
+struct Shape {
+  const int32_t *lengths, *first_key, *cu_q;  // the last two may be absent
+  int32_t max_length;                         // bound of the lengths
+  int32_t batch, heads_q, group, seqlen_q, total_q;
+  int32_t left, right;  // window; -1 unbounded
+  int32_t most_rows;    // a sequence with more rows per key head is left to the forward
+  // The part of the rows this launch works on, counted over all decoded sequences.
+  int32_t first_row, row_count;
+};
+
+// Tiles begin at multiples of this, so that no copy of several keys leaves its page.
+inline constexpr int kAlign = 16;
+constexpr int32_t aligned(int32_t key) { return key / kAlign * kAlign; }
+
+struct Keys {
+  int32_t begin, end;
+};
+
+struct Sequence {
+  int32_t start_q, length_q;  // rows: queries of the sequence
+  int32_t length;             // keys
+  int32_t first;              // visible key
+  int32_t rows;               // decoded here: 0 where the forward takes them
+  int32_t granules;           // of each row
+  bool invalid;
+};
+
+constexpr int32_t clamp_to(int64_t x, int32_t low, int32_t high) {
+  return static_cast<int32_t>(x < low ? low : x > high ? high : x);
+}
+
+constexpr Keys keys_of(const Shape& p, const Sequence& s, int32_t i) {
+  const int64_t diagonal = int64_t{i} + s.length - s.length_q;
+  const int32_t begin = p.left < 0 ? s.first : clamp_to(diagonal - p.left, s.first, s.length);
+  const int32_t end = p.right < 0 ? s.length : clamp_to(diagonal + p.right + 1, begin, s.length);
+  return {begin, end < begin ? begin : end};
+}
+
+// Where the rows of the next sequence begin, whatever cu_q holds (core::rows_before). Pass it on from b to b + 1.
+constexpr int32_t rows_claimed(const Shape& p, int32_t claimed, int32_t b) {
+  return p.cu_q && p.cu_q[b + 1] > claimed ? p.cu_q[b + 1] : claimed;
+}
+
+// Sequence b, as core::sequence has it; `claimed`: rows_claimed of those before.
+constexpr Sequence sequence_at(const Shape& p, int32_t b, int32_t claimed) {
+  Sequence s{};
+  s.length_q = p.seqlen_q;
+  s.length = p.lengths[b];
+  const int32_t first = p.first_key ? p.first_key[b] : 0;
+  s.invalid = s.length < 0 || s.length > p.max_length || first < 0;
+  if (p.cu_q) {
+    s.start_q = claimed < p.total_q ? claimed : p.total_q;
+    s.length_q = clamp_to(p.cu_q[b + 1], s.start_q, p.total_q) - s.start_q;
+    s.invalid = s.invalid || p.cu_q[b] != s.start_q || p.cu_q[b + 1] != s.start_q + s.length_q || s.length_q > p.seqlen_q;
+  }
+  if (s.invalid) s.length = 0;
+  s.first = first < 0 ? 0 : first < s.length ? first : s.length;
+  if (s.length_q == 0 || int64_t{s.length_q} * p.group > p.most_rows) return s;
+  s.rows = s.length_q * p.heads_q;
+  const Keys a = keys_of(p, s, 0), z = keys_of(p, s, s.length_q - 1);
+  const int32_t keys_a = a.end - aligned(a.begin), keys_z = z.end - aligned(z.begin);
+  int32_t most = keys_a > keys_z ? keys_a : keys_z;
+  if (s.length_q > 1 && p.left >= 0) {  // rows in the middle may see more than both ends
+    const int64_t window = p.right < 0 ? s.length : int64_t{p.left} + p.right + 1;
+    const int32_t all = s.length - aligned(s.first);
+    most = clamp_to(window + kAlign, most < all ? most : all, all);
+  }
+  s.granules = most > 0 ? (most + kGranule - 1) / kGranule : 1;
+  return s;
+}
+
+// Row r of a sequence: query and head. Rows of a key head lie together.
+struct RowPlace {
+  int32_t head, index;
+};
+constexpr RowPlace row_place(const Sequence& s, int32_t r) {
+  return {r / s.length_q, r % s.length_q};
+}
+
+// Of a launch's rows [first_row, first_row + row_count), those of a sequence whose rows begin at `before`.
+struct RowShare {
+  int32_t skip, count;
+};
+constexpr RowShare row_share(const Shape& p, int32_t before, int32_t rows) {
+  const int64_t low = int64_t{p.first_row} - before, high = low + p.row_count;
+  const int32_t begin = clamp_to(low, 0, rows), end = clamp_to(high, 0, rows);
+  return {begin, end - begin};
+}
+
+// Blocks that get a share, each at least one granule: a row's parts are then those of consecutive blocks.
+constexpr int working_blocks(int64_t granules, int blocks) {
+  return granules < blocks ? static_cast<int>(granules) : blocks;
+}
+constexpr int64_t share_begin(int64_t granules, int block, int blocks) { return granules * block / blocks; }
+
+// What a block has yet to do.
+struct Walk {
+  int32_t batch, row;  // next unit: row of the sequence
+  int32_t granule;     // its first
+  int32_t before;      // decoded rows of the sequences before
+  int32_t claimed;     // rows_claimed of them
+  int64_t left;        // granules; 0: nothing
+};
+
+// A part of one row.
+struct Unit {
+  int32_t batch, head, index;  // query head, query of the sequence
+  int32_t position;            // of the query in q
+  int32_t local;               // row of this launch
+  Keys row, part;
+  int32_t start;  // of the part's first tile, at or before its first key
+  bool first, last;  // part of the row
+  bool invalid;      // the sequence is not usable
+};
+
+// The next unit; moves on. Only where something is left.
+constexpr Unit take(const Shape& p, Walk& walk) {
+  Sequence s = sequence_at(p, walk.batch, walk.claimed);
+  RowShare share = row_share(p, walk.before, s.rows);
+  while (walk.row >= share.skip + share.count) {  // on to the next sequence with rows in this launch
+    walk.before += s.rows;
+    walk.claimed = rows_claimed(p, walk.claimed, walk.batch);
+    ++walk.batch;
+    s = sequence_at(p, walk.batch, walk.claimed);
+    share = row_share(p, walk.before, s.rows);
+    walk.row = share.skip;
+    walk.granule = 0;
+  }
+  const RowPlace place = row_place(s, walk.row);
+  Unit u{};
+  u.batch = walk.batch, u.head = place.head, u.index = place.index;
+  u.position = s.start_q + place.index;
+  u.local = walk.before + walk.row - p.first_row;
+  u.row = keys_of(p, s, place.index);
+  u.invalid = s.invalid;
+  const int32_t rest = s.granules - walk.granule;
+  const int32_t count = walk.left < rest ? static_cast<int32_t>(walk.left) : rest;
+  u.first = walk.granule == 0;
+  u.last = walk.granule + count == s.granules;
+  u.start = aligned(u.row.begin) + walk.granule * kGranule;
+  u.part = {clamp_to(u.start, u.row.begin, u.row.end),
+            clamp_to(int64_t{u.start} + count * kGranule, u.row.begin, u.row.end)};
+  walk.left -= count;
+  walk.granule += count;
+  if (walk.granule == s.granules) ++walk.row, walk.granule = 0;
+  return u;
+}
+
+}  // namespace lla::cuda::sm90::decode

@@ -1,0 +1,298 @@
+// What the converting warps do for one unit: the reference key, then tile after tile, then what is left over.
+#pragma once
+
+#include "cuda/sm90/decode/convert.cuh"
+#include "cuda/sm90/scale.hpp"
+
+namespace lla::cuda::sm90::decode {
+
+template <class C>
+__device__ __forceinline__ float query_element(const Params& p, const Unit& u, int d) {
+  if (d >= p.dim) return 0;
+  const int64_t at = row_offset(p.q, u.batch, u.position, u.head) + d * p.q.stride[3];
+  const uint16_t bits = static_cast<const uint16_t*>(p.q.data)[at];
+  return C::kBf16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16) : __half2float(__ushort_as_half(bits));
+}
+
+template <class C>
+struct UnitRun {
+  Converter<C>& c;
+  Shared<C>& s;
+  const Params& p;
+  const Unit& u;
+  const Source from;
+  Ring<C>& ring;
+  bool invalid = false;
+
+  __device__ __forceinline__ UnitRun(Converter<C>& converter, Ring<C>& warp_ring, const Unit& unit)
+      : c(converter),
+        s(converter.s),
+        p(converter.p),
+        u(unit),
+        from{unit.batch, unit.head / converter.p.group, unit.row},
+        ring(warp_ring) {}
+
+  // Largest over all converting warps of what each warp brings.
+  __device__ __forceinline__ float over_warps(float (&parts)[kConverterWarps], float mine) {
+    if (c.lane == 0) parts[c.warp] = mine;
+    converters_sync();
+    float all = parts[0];
+#pragma unroll
+    for (int w = 1; w < kConverterWarps; ++w) all = fmaxf(all, parts[w]);
+    return all;
+  }
+
+  __device__ __forceinline__ int first_key(int tile) const {
+    return u.start + tile * kTileKeys + (c.warp % 4) * kWarpKeys;
+  }
+  __device__ __forceinline__ int tiles() const {
+    return max(0, u.part.end - u.start + kTileKeys - 1) / kTileKeys;
+  }
+  __device__ __forceinline__ void ask(int tile) {
+    if (tile < tiles()) ring.ask(p, from, first_key(tile), u.part, invalid);
+  }
+
+  // The reference key, maximum and scales, from the row's first 128 keys: the same for all parts of a row. Needs the
+  // query in query_centre. Its tile is the next in the ring.
+  __device__ void reference(uint32_t seen) {
+    auto& raw = ring.take(seen);
+    uint32_t unused[2 * C::kChunks];
+    float logit[4];
+    c.template logits<false>(logit, unused, raw[0], seen);
+    // Without the heaviest: of equals the first.
+    const float top = over_warps(s.parts, Converter<C>::largest(logit));
+    int key = kGranule;
+#pragma unroll
+    for (int j = 3; j >= 0; --j) key = logit[j] == top && top > -INFINITY ? c.warp * kWarpKeys + c.key_at(j) : key;
+    key = min(key, __shfl_xor_sync(0xffffffffu, key, 1));
+    key = min(key, __shfl_xor_sync(0xffffffffu, key, 2));
+    if (c.lane == 0) s.warp_max[c.warp] = key;
+    converters_sync();
+    int heaviest = kGranule;
+#pragma unroll
+    for (int w = 0; w < kConverterWarps; ++w) heaviest = min(heaviest, s.warp_max[w]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (c.warp * kWarpKeys + c.key_at(j) == heaviest) logit[j] = -INFINITY;
+    }
+    const float second = over_warps(s.more_parts, Converter<C>::largest(logit));
+    float weight[4], sum = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      weight[j] = logit[j] > -INFINITY ? exp2_fast(2 * (logit[j] - second)) : 0;
+      sum += weight[j];
+    }
+    sum = keys_sum(sum);
+    float* const mine = s.scratch[c.warp];
+#pragma unroll
+    for (int i = 0; i < C::kChunks / 2; ++i) {
+      uint32_t k[4];
+      load_transposed(k, raw_at(raw_start(raw[0]), i));
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float2 a = widen_pair<C::kBf16>(k[2 * h]), b = widen_pair<C::kBf16>(k[2 * h + 1]);
+        const float column = keys_sum(weight[0] * a.x + weight[1] * a.y + weight[2] * b.x + weight[3] * b.y);
+        if (c.lane % 4 == 0) mine[8 * (2 * i + h) + c.lane / 4] = column;
+      }
+    }
+    if (c.lane == 0) s.parts[c.warp] = sum;
+    converters_sync();
+    const int thread = c.warp * 32 + c.lane;
+    if (thread < C::kDim) {
+      float total = 0, weights = 0;
+      for (int w = 0; w < kConverterWarps; ++w) {
+        total += s.scratch[w][thread];
+        weights += s.parts[w];
+      }
+      s.centre[thread] = weights > 0 ? __bfloat162float(__float2bfloat16_rn(total / weights)) : 0;
+    }
+    converters_sync();
+    float largest_key = 0, largest_value = 0;
+#pragma unroll
+    for (int i = 0; i < C::kChunks / 2; ++i) {
+      uint32_t k[4], v[4];
+      load_transposed(k, raw_at(raw_start(raw[0]), i));
+      load_transposed(v, raw_at(raw_start(raw[1]), i));
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float centre = s.centre[8 * (2 * i + j / 2) + c.lane / 4];
+        const float2 a = widen_pair<C::kBf16>(k[j]), b = widen_pair<C::kBf16>(v[j]);
+        const int at = 2 * (j % 2);
+        if (seen >> c.key_at(at) & 1) largest_key = fmaxf(largest_key, fabsf(a.x - centre));
+        if (seen >> c.key_at(at + 1) & 1) largest_key = fmaxf(largest_key, fabsf(a.y - centre));
+        largest_value = fmaxf(largest_value, fmaxf(fabsf(b.x), fabsf(b.y)));
+      }
+    }
+    largest_key = keys_max(largest_key), largest_value = keys_max(largest_value);
+#pragma unroll
+    for (int by = 4; by < 32; by *= 2) {
+      largest_key = fmaxf(largest_key, __shfl_xor_sync(0xffffffffu, largest_key, by));
+      largest_value = fmaxf(largest_value, __shfl_xor_sync(0xffffffffu, largest_value, by));
+    }
+    largest_key = over_warps(s.parts, largest_key);
+    largest_value = over_warps(s.more_parts, largest_value);
+    // To [2^-4, 2^-3): r reaches 2^11, so later elements may be 2^8 times larger.
+    c.key_scale = power_of_two_scale(largest_key) * 0x1p-18f;
+    c.value_scale = power_of_two_scale(largest_value) * 0x1p-18f;
+    const float from_max = second > -INFINITY ? second : top > -INFINITY ? top : 0;
+    c.max = static_cast<int>(ceilf(fmaxf(fminf(from_max, 1e6f), -1e6f)));
+    converters_sync();
+  }
+
+  // The maximum all warps go on with.
+  __device__ __forceinline__ void agree_on_maximum() {
+    if (c.lane == 0) s.warp_max[c.warp] = c.max;
+    converters_sync();
+    int top = c.max;
+#pragma unroll
+    for (int w = 0; w < kConverterWarps; ++w) top = max(top, s.warp_max[w]);
+    c.omega *= four_to(c.max - top);
+    c.max = top;
+    converters_sync();
+  }
+
+  // Whether what is apart is too large for the scales.
+  __device__ __forceinline__ bool too_large() {
+    bool bad = false;
+    if (c.heaviest > -INFINITY) {
+#pragma unroll 1
+      for (int word = c.lane; word < C::kDim / 2; word += 32) {
+        const float2 k = widen_pair<C::kBf16>(reinterpret_cast<const uint32_t*>(s.heaviest[c.warp][0])[word]);
+        const float2 v = widen_pair<C::kBf16>(reinterpret_cast<const uint32_t*>(s.heaviest[c.warp][1])[word]);
+        const float key = fmaxf(fabsf(k.x - s.centre[2 * word]), fabsf(k.y - s.centre[2 * word + 1])) * c.key_scale;
+        const float value = fmaxf(fabsf(v.x), fabsf(v.y)) * c.value_scale;
+        bad |= fmaxf(key, value) >= 31;
+      }
+    }
+    return bad;
+  }
+
+  // All tiles of the part and the one that takes the warps' lesser heaviest keys. Returns whether one of those is too
+  // large for the scales. `tiles_done`: of the block, so far; `fills`: of this group's stage.
+  // The group's first tile is asked for already.
+  __device__ bool stream(int slot, uint32_t tiles_done, uint32_t& fills) {
+    const int tiles = this->tiles();
+    const int own = (c.group - tiles_done) & 1;  // first tile of this group
+    c.clear();
+#pragma unroll 1
+    for (int ahead = 1; ahead < C::kRawSlots; ++ahead) ask(own + 2 * ahead);
+#pragma unroll 1
+    for (int tile = own; tile < tiles; tile += 2) {
+      if (tile >= kRestart && tile % kRestart < 2 && (tile | 1) < tiles) agree_on_maximum();
+      const uint32_t seen = seen_of(u.part, first_key(tile));
+      c.template tile<true>(ring.take(seen), seen, (fills & 1) ^ 1, tile == 0 ? kFresh : 0, slot);
+      ++fills;
+      ask(tile + 2 * C::kRawSlots);
+    }
+    if (c.lane == 0) s.heaviest_logit[c.warp] = c.heaviest;
+    const bool large = named_any(kConverterBarrier, kConverterThreads, too_large());
+    if (static_cast<uint32_t>(c.group) == ((tiles_done + tiles) & 1)) {
+      const int best = heaviest_warp();
+      auto& raw = ring.raw[0];  // nothing is in flight
+      Ring<C>::clear(raw, 0);
+      __syncwarp();
+      uint32_t seen = 0;
+      if (c.warp % 4 == 0) {
+        for (int w = 0; w < kConverterWarps; ++w) {
+          if (w == best || !(s.heaviest_logit[w] > -INFINITY)) continue;
+          seen |= 1u << w;
+          for (int which = 0; which < 2; ++which) {
+            for (int word = c.lane; word < C::kDim / 2; word += 32) {
+              *reinterpret_cast<uint32_t*>(raw[which] + raw_offset(w, word / 4) + word % 4 * 4) =
+                  reinterpret_cast<const uint32_t*>(s.heaviest[w][which])[word];
+            }
+          }
+        }
+        fence_async_proxy();
+        __syncwarp();
+      }
+      c.template tile<false>(raw, seen, (fills & 1) ^ 1, (tiles == 0 ? kFresh : 0) | kEnd, slot);
+      ++fills;
+    }
+    return large;
+  }
+
+  // Of the eight; of equals the first; -1: no key at all.
+  __device__ __forceinline__ int heaviest_warp() const {
+    int best = -1;
+    float top = -INFINITY;
+#pragma unroll
+    for (int w = 0; w < kConverterWarps; ++w) {
+      if (s.heaviest_logit[w] > top) top = s.heaviest_logit[w], best = w;
+    }
+    return best;
+  }
+
+  // The sum of weights of all warps, and what was kept apart, into the slot.
+  __device__ void publish(float* slot) {
+    const float omega = keys_sum(c.omega);
+    if (c.lane == 0) s.parts[c.warp] = omega, s.warp_max[c.warp] = c.max;
+    const bool wrong = named_any(kConverterBarrier, kConverterThreads, invalid) || u.invalid;
+    int top = s.warp_max[0];
+    for (int w = 1; w < kConverterWarps; ++w) top = max(top, s.warp_max[w]);
+    const int thread = c.warp * 32 + c.lane;
+    float* const vectors = slot + kSlotHead;
+    const int best = heaviest_warp();
+    const float logit = best < 0 ? 0 : s.heaviest_logit[best];
+    const float whole = ceilf(fmaxf(fminf(logit, 1e6f), -1e6f));
+    const float root = __half2float(__float2half_rn(exp2_fast(logit - whole + kRootExponent)));
+    if (thread < C::kDim) {
+      float key = 0, value = 0;
+      if (best >= 0) {
+        const float2 k = widen_pair<C::kBf16>(reinterpret_cast<const uint16_t*>(s.heaviest[best][0])[thread]);
+        const float2 v = widen_pair<C::kBf16>(reinterpret_cast<const uint16_t*>(s.heaviest[best][1])[thread]);
+        const float centred = __half2float(__float2half_rn(fmaf(k.x, c.key_scale, -s.query_centre[thread].y)));
+        key = __half2float(__float2half_rn(centred * root)) / root;  // as the others are rounded
+        value = v.x;
+      }
+      vectors[thread] = s.centre[thread];
+      vectors[C::kDim + thread] = key;
+      vectors[2 * C::kDim + thread] = value;
+    }
+    if (thread == 0) {
+      SlotHead& head = *reinterpret_cast<SlotHead*>(slot);
+      float sum = 0;
+      for (int w = 0; w < kConverterWarps; ++w) sum += four_to(s.warp_max[w] - top) * s.parts[w];
+      head.omega_max = top;
+      head.omega = sum;
+      head.heaviest_max = static_cast<int>(whole);
+      head.heaviest_omega = best < 0 ? 0 : root * root;
+      head.key_scale = c.key_scale, head.value_scale = c.value_scale;
+      head.invalid = wrong;
+    }
+    converters_sync();
+  }
+};
+
+// One unit from start to end. `tiles_done` and `fills` as in stream; `attempts` counts all of the block.
+template <class C>
+__device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C>& ring, const Unit& u, int slot, uint32_t& tiles_done,
+                                         uint32_t& fills, uint32_t& attempts) {
+  Shared<C>& s = c.s;
+  const Params& p = c.p;
+  UnitRun<C> run(c, ring, u);
+  const int thread = c.warp * 32 + c.lane;
+  const int first = aligned(u.row.begin) + c.warp * kWarpKeys;
+  ring.ask(p, run.from, first, u.row, run.invalid);
+  run.ask((c.group - tiles_done) & 1);
+  if (thread < C::kDim) s.query_centre[thread].x = query_element<C>(p, u, thread) * p.half_scale;
+  converters_sync();
+  run.reference(seen_of(u.row, first));
+#pragma unroll 1
+  for (int redo = 0;; ++redo) {
+    if (thread < C::kDim) s.query_centre[thread].y = s.centre[thread] * c.key_scale;
+    if (thread == 0) s.overflow = 0;
+    converters_sync();
+    const bool large = run.stream(slot, tiles_done, fills);
+    tiles_done += run.tiles() + 1;
+    run.publish(p.slots + int64_t{slot} * slot_floats(C::kDim));
+    s.finished.wait(attempts++ & 1);
+    if (!(large || s.overflow) || redo == kMostRedos) break;
+    c.key_scale *= 1.0f / (1 << kRedoBits);
+    c.value_scale *= 1.0f / (1 << kRedoBits);
+    converters_sync();
+    run.ask((c.group - tiles_done) & 1);
+  }
+}
+
+}  // namespace lla::cuda::sm90::decode

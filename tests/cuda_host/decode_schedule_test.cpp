@@ -1,0 +1,191 @@
+// Which part of which row a decode block works on, on the CPU: every visible key of every row once, no slot twice, a
+// row's parts in consecutive blocks; and whatever cu_seqlens_q and the lengths hold, nothing outside.
+#include "cuda/sm90/decode/schedule.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "core/problem.hpp"
+#include "cuda/sm90/decode/slots.hpp"
+
+namespace lla::cuda::sm90::decode {
+namespace {
+
+struct Batch {
+  std::vector<int32_t> lengths, first_key, cu_q;
+  Shape shape{};
+
+  Batch(std::vector<int32_t> keys, std::vector<int32_t> rows, int32_t heads, int32_t group) : lengths(std::move(keys)) {
+    cu_q.push_back(0);
+    for (const int32_t r : rows) cu_q.push_back(cu_q.back() + r);
+    first_key.assign(lengths.size(), 0);
+    shape.lengths = lengths.data(), shape.first_key = first_key.data(), shape.cu_q = cu_q.data();
+    shape.max_length = 1 << 20;
+    shape.batch = static_cast<int32_t>(lengths.size()), shape.heads_q = heads, shape.group = group;
+    shape.seqlen_q = rows.empty() ? 0 : *std::max_element(rows.begin(), rows.end());
+    shape.total_q = cu_q.back();
+    shape.left = -1, shape.right = 0, shape.most_rows = 32;
+    shape.first_row = 0, shape.row_count = 1 << 30;
+  }
+};
+
+// What find_start (walk.cuh) does with a warp, one sequence after the other.
+Walk start_of(const Shape& p, int block, int blocks, int64_t& total) {
+  total = 0;
+  int32_t before = 0, claimed = 0;
+  for (int32_t b = 0; b < p.batch; ++b) {
+    const Sequence s = sequence_at(p, b, claimed);
+    total += int64_t{row_share(p, before, s.rows).count} * s.granules;
+    before += s.rows;
+    claimed = rows_claimed(p, claimed, b);
+  }
+  Walk walk{};
+  const int working = working_blocks(total, blocks);
+  if (block >= working) return walk;
+  int64_t begin = share_begin(total, block, working);
+  walk.left = share_begin(total, block + 1, working) - begin;
+  for (int32_t b = 0; b < p.batch; ++b) {
+    const Sequence s = sequence_at(p, b, walk.claimed);
+    const RowShare share = row_share(p, walk.before, s.rows);
+    const int64_t length = int64_t{share.count} * s.granules;
+    if (begin < length) {
+      walk.batch = b;
+      walk.row = share.skip + static_cast<int32_t>(begin / s.granules);
+      walk.granule = static_cast<int32_t>(begin % s.granules);
+      return walk;
+    }
+    begin -= length;
+    walk.before += s.rows;
+    walk.claimed = rows_claimed(p, walk.claimed, b);
+  }
+  ADD_FAILURE() << "a share that no row has";
+  return {};
+}
+
+void expect_every_key_once(const Batch& batch, int blocks) {
+  const Shape& p = batch.shape;
+  std::map<int, std::vector<std::pair<int, Unit>>> rows;  // by local row: block, unit
+  std::set<int> slots;
+  for (int block = 0; block < blocks; ++block) {
+    int64_t total = 0;
+    Walk walk = start_of(p, block, blocks, total);
+    while (walk.left > 0) {
+      const Unit u = take(p, walk);
+      EXPECT_TRUE(slots.insert(u.local + block).second) << "slot of row " << u.local << ", block " << block;
+      rows[u.local].emplace_back(block, u);
+    }
+  }
+  int expected = 0;
+  for (int32_t b = 0; b < p.batch; ++b) {
+    const int32_t lq = batch.cu_q[b + 1] - batch.cu_q[b];
+    if (lq * p.group > p.most_rows) continue;
+    for (int32_t h = 0; h < p.heads_q; ++h) {
+      for (int32_t i = 0; i < lq; ++i, ++expected) {
+        const auto& parts = rows[expected];
+        ASSERT_FALSE(parts.empty()) << "row " << expected;
+        const core::Mask mask{p.left, p.right};
+        const core::Sequence s{b, 0, 0, lq, batch.lengths[b], batch.first_key[b]};
+        const core::KeyRange want = core::visible_keys(mask, s, i, i);
+        int64_t at = want.begin;
+        for (size_t n = 0; n < parts.size(); ++n) {
+          const auto& [block, u] = parts[n];
+          EXPECT_EQ(block, parts[0].first + static_cast<int>(n));
+          EXPECT_EQ(u.first, n == 0);
+          EXPECT_EQ(u.last, n + 1 == parts.size());
+          EXPECT_EQ(u.batch, b);
+          EXPECT_EQ(u.head, h);
+          EXPECT_EQ(u.index, i);
+          EXPECT_EQ(u.start % kAlign, 0);
+          if (u.part.end > u.part.begin) {
+            EXPECT_LE(u.start, u.part.begin);
+            EXPECT_EQ(u.part.begin, at);
+            at = u.part.end;
+          }
+        }
+        EXPECT_EQ(at, want.end) << "row " << expected;
+      }
+    }
+  }
+  EXPECT_EQ(static_cast<int>(rows.size()), expected);
+}
+
+TEST(DecodeSchedule, EveryKeyOfEveryRowOnce) {
+  for (const int blocks : {1, 7, 132}) {
+    expect_every_key_once(Batch({65536}, {1}, 8, 1), blocks);
+    expect_every_key_once(Batch(std::vector<int32_t>(32, 1000), std::vector<int32_t>(32, 1), 8, 1), blocks);
+    expect_every_key_once(Batch({1, 0, 129, 5000, 128, 127}, {1, 1, 3, 1, 0, 2}, 4, 2), blocks);
+    expect_every_key_once(Batch({300, 4000, 20}, {1, 512, 1}, 8, 1), blocks);  // one is left to the forward
+  }
+}
+
+TEST(DecodeSchedule, WindowsPaddingAndRandomBatches) {
+  std::mt19937 random(7);
+  const auto draw = [&](int n) { return static_cast<int32_t>(random() % static_cast<unsigned>(n)); };
+  for (int round = 0; round < 200; ++round) {
+    const int n = 1 + draw(70);
+    std::vector<int32_t> keys, rows;
+    for (int b = 0; b < n; ++b) keys.push_back(draw(draw(4) == 0 ? 6000 : 300)), rows.push_back(std::min(draw(5), keys.back()));
+    Batch batch(keys, rows, 2, 2);
+    batch.shape.left = draw(2) == 0 ? -1 : draw(400);
+    batch.shape.right = draw(3) - 1;
+    for (int b = 0; b < n; ++b) batch.first_key[static_cast<size_t>(b)] = draw(3) == 0 ? draw(500) : 0;
+    expect_every_key_once(batch, 1 + draw(140));
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+// Rows in several launches are the same rows.
+TEST(DecodeSchedule, RowsInSeveralLaunches) {
+  Batch batch(std::vector<int32_t>(9, 700), std::vector<int32_t>(9, 1), 8, 1);
+  std::set<std::pair<int, int>> seen;
+  for (int first = 0; first < 72; first += 20) {
+    batch.shape.first_row = first, batch.shape.row_count = std::min(20, 72 - first);
+    for (int block = 0; block < 132; ++block) {
+      int64_t total = 0;
+      Walk walk = start_of(batch.shape, block, 132, total);
+      while (walk.left > 0) {
+        const Unit u = take(batch.shape, walk);
+        EXPECT_GE(u.local, 0);
+        EXPECT_LT(u.local, batch.shape.row_count);
+        if (u.first) {
+          EXPECT_TRUE(seen.emplace(u.batch, u.head).second);
+        }
+      }
+    }
+  }
+  EXPECT_EQ(seen.size(), 72u);
+}
+
+TEST(DecodeSchedule, WhateverTheDeviceReads) {
+  Batch batch({100, 100, 100, 100}, {1, 1, 1, 1}, 2, 1);
+  batch.lengths[1] = batch.shape.max_length + 1;
+  batch.lengths[2] = -7;
+  EXPECT_TRUE(sequence_at(batch.shape, 1, 1).invalid);
+  EXPECT_TRUE(sequence_at(batch.shape, 2, 2).invalid);
+  EXPECT_EQ(sequence_at(batch.shape, 1, 1).length, 0);  // nothing of it is read
+  batch.cu_q = {0, 3, 1, 900, 4};
+  batch.shape.cu_q = batch.cu_q.data();
+  int32_t claimed = 0, rows = 0;
+  for (int32_t b = 0; b < 4; ++b) {  // every row up to the largest entry is somebody's, none outside
+    const Sequence s = sequence_at(batch.shape, b, claimed);
+    EXPECT_EQ(s.start_q, rows);
+    rows += s.length_q;
+    claimed = rows_claimed(batch.shape, claimed, b);
+  }
+  EXPECT_EQ(rows, batch.shape.total_q);
+}
+
+TEST(DecodeSchedule, TheWorkspaceDoesNotGrowWithTheCache) {
+  const Layout few(256, 128, false, 132), many(100000, 128, false, 132);
+  EXPECT_EQ(few.rows_at_once, 256);
+  EXPECT_LE(many.size, (int64_t{64} << 20) + (1 << 16));
+  EXPECT_LE(Layout(256, 64, true, 132).size, 1 << 20);
+}
+
+}  // namespace
+}  // namespace lla::cuda::sm90::decode

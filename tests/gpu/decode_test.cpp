@@ -1,0 +1,143 @@
+// Decoding over caches of bf16 and f16 against each sequence alone in fp64: data kinds and ridges, pages of every size,
+// strides the copy engine does not take, lengths that break their bound, rows with hardly any keys.
+#include <cmath>
+
+#include "gpu/gpu_test.hpp"
+#include "support/cache.hpp"
+
+namespace lla::test {
+namespace {
+
+CacheSpec decoding(int64_t dim, std::vector<CachedSequence> sequences, int64_t page_size = 0) {
+  CacheSpec spec;
+  spec.dtype = DType::bf16;
+  spec.out_dtype = DType::f32;
+  spec.sequences = std::move(sequences);
+  spec.page_size = page_size;
+  spec.heads_q = spec.heads_kv = 2;
+  spec.dim = spec.value_dim = dim;
+  return spec;
+}
+
+class GpuDecode : public OnGpu {
+ protected:
+  void expect_right(const CacheSpec& spec, data::Kind kind = data::Kind::randn, double ridge = 0.1,
+                    double gate = 2.5e-3) {
+    if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
+    const std::vector<Inputs> inputs = make_cache_inputs(spec, kind, ridge, 20261116);
+    const CacheForward got = run_cache(spec, inputs, implementation()), want = cache_oracle(spec, inputs);
+    ASSERT_EQ(got.status, LLA_OK) << got.message << ": " << spec.text();
+    for (size_t b = 0; b < spec.sequences.size(); ++b) {
+      EXPECT_LE(relative_error(got.o[b], want.o[b]), gate) << "sequence " << b << " of " << spec.text();
+      for (const int status : got.row_status[b]) EXPECT_EQ(status, LLA_ROW_OK) << "sequence " << b;
+    }
+  }
+};
+LLA_EACH_CUDA_IMPLEMENTATION(GpuDecode);
+
+TEST_P(GpuDecode, DataKindsAndRidges) {
+  for (const data::Kind kind : data::kinds) {
+    for (const int64_t dim : {64, 128}) {
+      for (const double ridge : {1.0, 0.1, 0.01}) {
+        SCOPED_TRACE(data::name(kind));
+        expect_right(decoding(dim, {{1, 3000}, {1, 129}, {1, 700}, {1, 64}}), kind, ridge);
+        if (HasFailure() || IsSkipped()) return;
+      }
+    }
+  }
+}
+
+TEST_P(GpuDecode, PagesOfAnySize) {
+  for (const int64_t page_size : {1, 2, 7, 8, 16, 48, 128}) {
+    for (const PageOrder order : {PageOrder::shuffled, PageOrder::shared}) {
+      CacheSpec spec = decoding(128, {{1, 1000}, {1, 37}, {1, 1000}, {1, 5}}, page_size);
+      spec.order = order;
+      expect_right(spec);
+      spec.ridge = RidgeShape::none;
+      expect_right(spec);
+      if (HasFailure() || IsSkipped()) return;
+    }
+  }
+}
+
+TEST_P(GpuDecode, StridesTypesAndHeadDimensions) {
+  for (const Layout layout : {Layout::dense, Layout::head_major, Layout::padded, Layout::scattered}) {
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      for (const auto& [dim, value_dim] : {std::pair<int64_t, int64_t>{64, 64}, {96, 128}, {40, 16}, {128, 72}}) {
+        CacheSpec spec = decoding(dim, {{1, 300}, {1, 20}, {1, 131}}, layout == Layout::padded ? 16 : 0);
+        spec.value_dim = value_dim;
+        spec.layout = layout;
+        spec.dtype = dtype;
+        expect_right(spec);
+        spec.ridge = RidgeShape::none;
+        expect_right(spec);
+        if (HasFailure() || IsSkipped()) return;
+      }
+    }
+  }
+}
+
+TEST_P(GpuDecode, RidgeShapes) {
+  for (const RidgeShape ridge : {RidgeShape::scalar, RidgeShape::head, RidgeShape::token, RidgeShape::dimension}) {
+    CacheSpec spec = decoding(64, {{1, 300}, {1, 20}, {1, 131}}, 16);
+    spec.ridge = ridge;
+    expect_right(spec);
+    if (HasFailure() || IsSkipped()) return;
+  }
+}
+
+TEST_P(GpuDecode, SeveralQueriesGroupsWindowsAndPadding) {
+  for (const int64_t left : {-1, 40, 300}) {
+    CacheSpec spec = decoding(128, {{4, 500}, {1, 900, 33}, {0, 10}, {3, 3}, {2, 700, 699}}, 16);
+    spec.packed = true;
+    spec.heads_q = 4;
+    spec.options.window_left = left;
+    expect_right(spec);
+    spec.ridge = RidgeShape::none;
+    expect_right(spec);
+    if (HasFailure() || IsSkipped()) return;
+  }
+}
+
+// One key gives its value, to the last bit; two to D + 1 keys are solved as well as elsewhere.
+TEST_P(GpuDecode, RowsWithFewKeys) {
+  for (const int64_t dim : {64, 128}) {
+    CacheSpec one = decoding(dim, {{1, 1}, {1, 1}});
+    if (!takes_cache(implementation(), one)) GTEST_SKIP() << lla_last_error();
+    const std::vector<Inputs> inputs = make_cache_inputs(one, data::Kind::randn, 0, 3);
+    const CacheForward got = run_cache(one, inputs, implementation());
+    ASSERT_EQ(got.status, LLA_OK) << got.message;
+    for (size_t b = 0; b < 2; ++b) EXPECT_LE(relative_error(got.o[b], inputs[b].v), 2e-7);
+    expect_right(decoding(dim, {{1, 2}, {1, 3}, {1, 17}, {1, dim}, {1, dim + 1}}));
+  }
+}
+
+// A length above its bound: NaN and a status for that sequence, the bits of the others stay.
+TEST_P(GpuDecode, LengthsAboveTheBound) {
+  for (const RidgeShape ridge : {RidgeShape::token, RidgeShape::none}) {
+    CacheSpec spec = decoding(64, {{1, 300}, {1, 700}, {1, 150}}, 16);
+    spec.ridge = ridge;
+    if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
+    const std::vector<Inputs> inputs = make_cache_inputs(spec, data::Kind::randn, 0.1, 5);
+    const CacheForward want = cache_oracle(spec, inputs);
+    const CacheForward got = run_cache(spec, inputs, implementation(), [](lla_forward_args& a) { a.max_seqlen_k = 400; });
+    ASSERT_EQ(got.status, LLA_OK) << got.message;
+    for (const double o : got.o[1]) EXPECT_TRUE(std::isnan(o));
+    for (const int status : got.row_status[1]) EXPECT_EQ(status, LLA_ROW_INVALID);
+    for (const size_t b : {0, 2}) EXPECT_LE(relative_error(got.o[b], want.o[b]), 2.5e-3);
+  }
+}
+
+TEST_P(GpuDecode, SameBitsAgain) {
+  const CacheSpec spec = decoding(128, {{1, 5000}, {1, 700}}, 16);
+  if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
+  const std::vector<Inputs> inputs = make_cache_inputs(spec, data::Kind::cluster, 0.1, 5);
+  const CacheForward first = run_cache(spec, inputs, implementation());
+  for (int i = 0; i < 5; ++i) {
+    const CacheForward again = run_cache(spec, inputs, implementation());
+    for (size_t b = 0; b < 2; ++b) EXPECT_TRUE(identical(first.o[b], again.o[b]));
+  }
+}
+
+}  // namespace
+}  // namespace lla::test
