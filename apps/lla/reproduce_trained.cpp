@@ -1,5 +1,5 @@
-// `lla reproduce in-context`, `recall`, `state-tracking`, `language-model`: they train models with libtorch, in a program
-// of their own, so that this one needs no torch.
+// `lla reproduce in-context`, `recall`, `state-tracking`, `language-model`: they train models with libtorch, in a
+// program of their own, so that this one needs no torch.
 #include <CLI/CLI.hpp>
 
 #include <cerrno>
@@ -30,9 +30,10 @@ fs::path trainer() {
 int start(const std::string& task, const std::vector<std::string>& rest) {
   const std::string program = trainer().string();
   if (::access(program.c_str(), X_OK) != 0) {
-    throw experiments::Failure("the trained experiments are a program of their own, which is not at " + program +
-                               ": build it with -DLLA_BUILD_TORCH=ON and the target lla_train (docs/experiments.md), or "
-                               "name it in LLA_TRAIN");
+    throw experiments::Failure(
+        "the trained experiments are a program of their own, which is not at " + program +
+        ": build it with -DLLA_BUILD_TORCH=ON and the target lla_train (docs/experiments.md), or "
+        "name it in LLA_TRAIN");
   }
   std::vector<std::string> words = {program, task};
   words.insert(words.end(), rest.begin(), rest.end());
@@ -45,8 +46,8 @@ int start(const std::string& task, const std::vector<std::string>& rest) {
 
 void add(CLI::App& reproduce, const std::string& task, const std::string& about, int& exit_code) {
   CLI::App* command = reproduce.add_subcommand(task, about);
-  command->prefix_command();          // the options are the trainer's
-  command->set_help_flag();           // and so is --help
+  command->prefix_command();  // the options are the trainer's
+  command->set_help_flag();   // and so is --help
   command->callback([command, task, &exit_code] { exit_code = start(task, command->remaining()); });
 }
 

@@ -56,12 +56,19 @@ const std::vector<Field>& fields_of(const std::string& task) {
   static const std::vector<Field> iterations = {{"kind", Kind::text},     {"d", Kind::whole},
                                                 {"method", Kind::text},   {"ridge", Kind::number_or_null},
                                                 {"worst", Kind::numbers}, {"median", Kind::numbers}};
-  static const std::vector<Field> trained = {
-      {"model", Kind::text},        {"learning_rate", Kind::number}, {"seed", Kind::whole},
-      {"steps", Kind::whole},       {"steps_planned", Kind::whole},  {"seconds", Kind::number},
-      {"ended", Kind::text},        {"flattened", Kind::boolean},    {"parameters", Kind::whole},
-      {"loss", Kind::series},       {"validation", Kind::series},    {"test", Kind::series},
-      {"validation_best", Kind::number_or_null}};
+  static const std::vector<Field> trained = {{"model", Kind::text},
+                                             {"learning_rate", Kind::number},
+                                             {"seed", Kind::whole},
+                                             {"steps", Kind::whole},
+                                             {"steps_planned", Kind::whole},
+                                             {"seconds", Kind::number},
+                                             {"ended", Kind::text},
+                                             {"flattened", Kind::boolean},
+                                             {"parameters", Kind::whole},
+                                             {"loss", Kind::series},
+                                             {"validation", Kind::series},
+                                             {"test", Kind::series},
+                                             {"validation_best", Kind::number_or_null}};
   static const std::vector<Field> unknown;
   return is_regression(task)       ? regression
          : is_trained(task)        ? trained

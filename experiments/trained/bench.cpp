@@ -18,15 +18,20 @@ namespace {
 
 struct Shape {
   const char* name;
-  int64_t runs, batch, length, asked;
-  bool tokens;
+  const char* file;
+  int64_t runs, batch, length, asked, vocabulary;  // vocabulary 0: vectors
 };
-constexpr Shape shapes[] = {{"in-context L=256", 4, 256, 272, 16, false},
-                            {"recall L=256, 64 pairs", 3, 256, 256, 64, true}};
-constexpr int64_t vocabulary = 8192;
+// The language model is asked everywhere; it has few mixers.
+constexpr Shape shapes[] = {{"in-context L=256", "in-context", 4, 256, 272, 16, 0},
+                            {"recall L=256, 64 pairs", "recall", 3, 256, 256, 64, 8192},
+                            {"language model L=1024", "language", 1, 16, 1024, 1024, 256}};
+
+bool is_language(const Shape& shape) { return shape.asked == shape.length; }
 
 ModelConfig config_of(const Shape& shape, Mixer mixer) {
-  return shape.tokens ? recall_config(mixer, vocabulary, shape.length) : in_context_config(mixer, shape.length);
+  if (is_language(shape)) return language_config(mixer, shape.length);
+  return shape.vocabulary > 0 ? recall_config(mixer, shape.vocabulary, shape.length)
+                              : in_context_config(mixer, shape.length);
 }
 
 struct Data {
@@ -37,10 +42,10 @@ struct Data {
 Data make_data(const Shape& shape, int64_t batch, const at::Device& device) {
   Data data;
   const auto whole = at::TensorOptions(device).dtype(at::kLong);
-  if (shape.tokens) {
-    data.batch.tokens = at::randint(vocabulary, {shape.runs, batch, shape.length}, whole);
-    data.batch.positions = at::randint(shape.length, {shape.runs, batch, shape.asked}, whole);
-    data.labels = at::randint(vocabulary, {shape.runs, batch, shape.asked}, whole);
+  if (shape.vocabulary > 0) {
+    data.batch.tokens = at::randint(shape.vocabulary, {shape.runs, batch, shape.length}, whole);
+    if (!is_language(shape)) data.batch.positions = at::randint(shape.length, {shape.runs, batch, shape.asked}, whole);
+    data.labels = at::randint(shape.vocabulary, {shape.runs, batch, shape.asked}, whole);
   } else {
     data.batch.inputs = at::randn({shape.runs, batch, shape.length, 64}, whole.dtype(at::kBFloat16));
     data.batch.last = shape.asked;
@@ -65,14 +70,14 @@ double milliseconds(const at::Device& device, Replay& replay, int repeats) {
 
 // The attention operators of both layers alone, forward and backward, at the shapes the model gives them.
 double attention_milliseconds(const at::Device& device, const Shape& shape, Mixer mixer) {
-  if (mixer != Mixer::lla && mixer != Mixer::softmax) return 0;
+  if (is_language(shape) || (mixer != Mixer::lla && mixer != Mixer::softmax)) return 0;
   const auto options = at::TensorOptions(device).dtype(at::kBFloat16);
   const int64_t sequences = shape.runs * shape.batch;
   struct Layer {
     at::Tensor q, k, v, ridge, slope;
   };
   std::vector<Layer> layers;
-  for (const int64_t rows : {shape.length, shape.tokens ? shape.length : shape.asked}) {
+  for (const int64_t rows : {shape.length, shape.vocabulary > 0 ? shape.length : shape.asked}) {
     // Views of one product, as in the model.
     const at::Tensor all = at::randn({sequences, shape.length, 3 * 128}, options) * 0.6;
     const auto part = [&](int64_t i, int64_t count) {
@@ -164,8 +169,7 @@ void bench(const Shape& shape, Mixer mixer, const std::string& folder) {
   (*replay)();
   const bool same = at::equal(once, gradient);
   if (!folder.empty()) {
-    profile(folder + "/" + (shape.tokens ? "recall-" : "in-context-") + std::string(name(mixer)) + ".txt", step,
-            device);
+    profile(folder + "/" + shape.file + "-" + std::string(name(mixer)) + ".txt", step, device);
   }
   const double attention = attention_milliseconds(device, shape, mixer);
   std::printf("%-24s %-15s %8.2f ms  %6.3f a run  attention %7.2f ms  bf16 %.1e  %s\n", shape.name,
@@ -194,6 +198,9 @@ int main(int argc, char** argv) {
   const DeviceScope scope(at::Device(at::kCUDA, 0));
   for (const Mixer mixer : mixers) {
     for (const Shape& shape : shapes) {
+      const bool own =
+          mixer == Mixer::lla || mixer == Mixer::softmax || mixer == Mixer::parallax || mixer == Mixer::gated_deltanet;
+      if (is_language(shape) && !own) continue;
       try {
         bench(shape, mixer, folder);
       } catch (const std::exception& error) {

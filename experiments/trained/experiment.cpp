@@ -125,7 +125,8 @@ Experiment make_experiment(Json config, const Subset& subset) {
     }
     Settings own_settings(patches, "a setting");
     Json own = own_settings.object("training");
-    const Json own_model = own_settings.object("model"), own_per_model = merged(per_model, own_settings.object("per_model"));
+    const Json own_model = own_settings.object("model"),
+               own_per_model = merged(per_model, own_settings.object("per_model"));
     const auto own_models = subset.models.empty() ? own_settings.list<std::string>("models", models) : models;
     if (!wanted(setting, "length", subset.lengths) || !wanted(setting, "segment", subset.segments) ||
         !wanted(setting, "pairs", subset.pairs) || !wanted(setting, "items", subset.items) ||

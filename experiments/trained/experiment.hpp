@@ -1,8 +1,8 @@
 // An experiment as its config file writes it, and the stacks of runs it asks for. Free of torch.
 //
 //     {"task": "recall", "models": [...], "settings": [{"length": 64, "pairs": 4, "training": {...}}, ...],
-//      "options": {...}, "model": {...}, "training": {...}, "per_model": {"hyena": {"training": {...}, "model": {...}}},
-//      "quick": {...}, "paper": {...}}
+//      "options": {...}, "model": {...}, "training": {...}, "per_model": {"hyena": {"training": {...}, "model":
+//      {...}}}, "quick": {...}, "paper": {...}}
 //
 // A setting is a choice of the task's own options, `options` what all settings share; its "training", "model",
 // "per_model" and "models" are patches for this setting alone. "quick" and "paper" are patches
@@ -21,9 +21,9 @@ using experiments::Failure;
 using experiments::Json;
 
 struct Training {
-  int64_t epochs = 1;    // at most; the schedule ends there
+  int64_t epochs = 1;  // at most; the schedule ends there
   int64_t batch = 256;
-  int64_t examples = 0;  // in a training set
+  int64_t examples = 0;         // in a training set
   int64_t steps_per_epoch = 0;  // 0: as many batches as the examples fill
   int64_t validation = 1000, test = 1000, evaluation_batch = 250;
   std::vector<double> learning_rates;
@@ -33,7 +33,7 @@ struct Training {
   int64_t warmup = 0;     // steps
   double final_rate = 0;  // of the learning rate, at the end of a cosine
   double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8, weight_decay = 0.1, clip = 0;
-  double leave_at = 0.99;  // validation accuracy at which a run is done; 0: never
+  double leave_at = 0.99;          // validation accuracy at which a run is done; 0: never
   std::string precision = "auto";  // bf16, f32, or by the device: bf16 on a GPU
 };
 

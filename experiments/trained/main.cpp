@@ -37,7 +37,8 @@ std::vector<at::Device> devices(const std::string& text) {
   const int count = device_count();
   if (text == "auto" && count == 0) return {at::Device(at::kCPU)};
   if (count == 0) {
-    throw Failure("--device " + text + " cannot be used: there is no GPU here, or the program was built without CUDA's "
+    throw Failure("--device " + text +
+                  " cannot be used: there is no GPU here, or the program was built without CUDA's "
                   "headers (see docs/experiments.md)");
   }
   std::vector<at::Device> list;
@@ -126,7 +127,8 @@ void add_experiment(CLI::App& app, const std::string& task, const std::string& a
   c->add_option("--epochs", o->subset.epochs, "At most; the schedule ends there")->check(CLI::Range(1, 1 << 20));
   c->add_option("--set", o->subset.assignments, "A value of the config, as training.warmup=0; repeatable");
   c->add_option("--device", o->device, "cpu, cuda (all GPUs), or a list as cuda:0,cuda:1")->capture_default_str();
-  c->add_option("--out", o->out, "Folder of the results; a run that was stopped continues there (default out/" + task + ")");
+  c->add_option("--out", o->out,
+                "Folder of the results; a run that was stopped continues there (default out/" + task + ")");
   c->add_option("--seconds", o->seconds, "Stop after as many; the same command goes on from there");
   c->add_option("--checkpoint-seconds", o->checkpoint_seconds, "Between two checkpoints")->capture_default_str();
   c->add_option("--threads", o->threads, "On the CPU; default all");
@@ -148,7 +150,8 @@ void add_corpus(CLI::App& app, int& exit_code) {
         experiments::write_atomically(experiments::fs::path(*out) / name,
                                       {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
       };
-      write("training.bin", corpus.training), write("validation.bin", corpus.validation), write("test.bin", corpus.test);
+      write("training.bin", corpus.training), write("validation.bin", corpus.validation),
+          write("test.bin", corpus.test);
     }
     fmt::print("{}\n", corpus.manifest.dump(2));
     exit_code = 0;

@@ -4,20 +4,20 @@
  *
  * Conventions
  *  - No function throws, exits or prints. Each returns an lla_status; lla_last_error() says in a sentence what was
- * wrong with the last call of this thread. A call that fails its checks writes nothing.
+ *    wrong with the last call of this thread. A call that fails its checks writes nothing.
  *  - Tensors are described by lla_tensor views; sizes and strides count elements. A zeroed lla_tensor means "absent".
  *  - Layouts: q (B, Lq, Hq, D), k (B, Lk, Hkv, D), v (B, Lk, Hkv, Dv), o (B, Lq, Hq, Dv), Hq a multiple of Hkv.
  *    Packed sequences drop the batch dimension, q (total_q, Hq, D) and so on, and give cu_seqlens_q and cu_seqlens_k.
  *  - What a call writes (outputs and workspace) must not share memory with anything else it is given; views that lie
  *    between each other's elements, such as dq, dk and dv in one buffer, are fine.
  *  - Structs begin with their size so that they can grow: new fields come last, a struct that ends before them means
- * their defaults, one that is longer than this library knows is refused. Fill a struct with its _init function, then
- * set the fields you need.
+ *    their defaults, one that is longer than this library knows is refused. Fill a struct with its _init function, then
+ *    set the fields you need.
  *  - Calls may come from any thread with 128 KiB of stack, before main and while the process ends. The caller's
- * rounding mode, flushing of subnormals and traps are set aside in a call and do not change results.
+ *    rounding mode, flushing of subnormals and traps are set aside in a call and do not change results.
  *  - Nothing is allocated in a call: ask for the workspace size, pass a workspace. (CPU threads are kept in a pool; the
  *    fp64 reference, last in the list, is the one implementation that allocates as it goes. lla_cache_append allocates
- * on the host, to see that no place is written twice.) */
+ *    on the host, to see that no place is written twice.) */
 #ifndef LLA_LLA_H
 #define LLA_LLA_H
 
@@ -170,8 +170,8 @@ typedef struct lla_forward_args {
   /* Optional outputs. saved: one dense vector of saved_elements (lla_forward_query), f32 (f64 where q is f64), for
    * lla_backward.
    * iterations and row_status (int32), residual (f32; final relative residual, with what rounding may hide, so above
-   * the tolerance where that is more than the arithmetic can give): dense (B, Hq, Lq), packed (Hq, total_q); iterations
-   * and residual are -1 where a row was solved directly or had x given. */
+   * the tolerance where that is more than the arithmetic can give): dense (B, Hq, Lq), packed (Hq, total_q). Both are
+   * -1 where a row was solved directly or had x given, the residual also where there is nothing to solve. */
   lla_tensor saved, iterations, residual, row_status;
   void* workspace; /* on the tensors' device, 256-byte aligned */
   size_t workspace_bytes;

@@ -21,12 +21,30 @@ def setup(results, layers=2, width=128, heads=2):
             f"examples; learning rate and epoch are chosen on {training['validation']:,} validation examples.")
 
 
-def logarithmic(axis):
-    """With a few labels also where the values span less than a decade."""
-    axis.set_yscale("log")
-    axis.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
-    axis.yaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
-    axis.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+def logarithmic(axes):
+    """Log scale on shared axes, with labels also where the values span less than a decade. After everything is drawn."""
+    for axis in axes:
+        axis.set_yscale("log")
+    low = min(axis.get_ylim()[0] for axis in axes)
+    high = max(axis.get_ylim()[1] for axis in axes)
+    for digits in ((1,), (1, 2, 5), (1, 2, 3, 5, 7), range(1, 10)):
+        ticks = [d * 10.0 ** e for e in range(-12, 6) for d in digits if low <= d * 10.0 ** e <= high]
+        if len(ticks) >= 3:
+            break
+    for axis in axes:
+        axis.set_ylim(low, high)
+        axis.set_yticks(ticks, [f"{t:g}" for t in ticks])
+        axis.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
+
+
+def legend(fig, axes, models):
+    """Every model once, in its order, in as many columns as the figure is wide."""
+    found = {}
+    for axis in axes:
+        for handle, label in zip(*axis.get_legend_handles_labels()):
+            found.setdefault(label, handle)
+    labels = [LABELS[m] for m in models if LABELS[m] in found]
+    legend_below(fig, [found[label] for label in labels], labels, max(2, min(6, int(fig.get_size_inches()[0] / 1.6))))
 
 
 def panels(runs, view, xlabel, ylabel, title, log):
@@ -38,18 +56,16 @@ def panels(runs, view, xlabel, ylabel, title, log):
     flat = [a for row in axes for a in row]
     for axis, value in zip(flat, outer):
         settings = [s for s in runs.settings if value is None or s[0] == value]
-        for m in runs.models:
+        for m in reversed(runs.models):  # LLA on top
             points = [(s[-1], runs.score(s, m)) for s in settings]
             points = [(x, y) for x, y in points if y]
             if not points:
                 continue
             x = [p[0] for p in points]
-            axis.plot(x, [p[1].mean for p in points], "-", marker=MARKERS[m], ms=4, color=view.theme.models[m], label=LABELS[m])
+            axis.plot(x, [p[1].mean for p in points], "-", marker=MARKERS[m], ms=4 if m == "lla" else 6, color=view.theme.models[m], label=LABELS[m])
             axis.fill_between(x, [p[1].low for p in points], [p[1].high for p in points], color=view.theme.models[m], alpha=0.15, lw=0)
         axis.set_xscale("log", base=2)
-        if log:
-            logarithmic(axis)
-        else:
+        if not log:
             axis.set_ylim(-0.03, 1.03)
         ticks = sorted({s[-1] for s in settings})
         axis.set_xticks(ticks, [str(t) for t in ticks])
@@ -61,11 +77,9 @@ def panels(runs, view, xlabel, ylabel, title, log):
         axis.set_visible(False)
     for row in axes:
         row[0].set_ylabel(ylabel)
-    handles, labels = {}, None
-    for axis in flat:
-        for handle, label in zip(*axis.get_legend_handles_labels()):
-            handles.setdefault(label, handle)
-    legend_below(fig, list(handles.values()), list(handles), 2 if view.narrow else min(6, len(handles)))
+    if log:
+        logarithmic(flat[:len(outer)])
+    legend(fig, flat, runs.models)
     return fig
 
 
@@ -77,7 +91,7 @@ def curves(runs, view, field, xlabel, ylabel, log, group):
     fig, axes = figure(view, rows, columns, panel=(2.6, 2.4) if len(groups) > 1 else (4.6, 3.0), sharey=True)
     flat = [a for row in axes for a in row]
     for axis, value in zip(flat, groups):
-        for m in runs.models:
+        for m in reversed(runs.models):
             lines = []
             for s in runs.settings:
                 if group(s) != value or runs.rate(s, m) is None:
@@ -95,19 +109,15 @@ def curves(runs, view, field, xlabel, ylabel, log, group):
             lines = [line + [line[-1]] * (longest - len(line)) for line in lines]  # a run that left early stays where it was
             axis.plot(range(1, longest + 1), [statistics.fmean(column) for column in zip(*lines)], color=view.theme.models[m], label=LABELS[m],
                       marker=MARKERS[m], ms=3, markevery=max(1, longest // 8))
-        if log:
-            logarithmic(axis)
         axis.set_xlabel(xlabel)
         axis.set_title(str(value))
     for axis in flat[len(groups):]:
         axis.set_visible(False)
     for row in axes:
         row[0].set_ylabel(ylabel)
-    handles = {}
-    for axis in flat:
-        for handle, label in zip(*axis.get_legend_handles_labels()):
-            handles.setdefault(label, handle)
-    legend_below(fig, list(handles.values()), list(handles), 2 if view.narrow else min(6, len(handles)))
+    if log:
+        logarithmic(flat[:len(groups)])
+    legend(fig, flat, runs.models)
     return fig
 
 
@@ -144,6 +154,9 @@ def common(runs, show):
 def in_context(results):
     runs = Runs(results, ("length", "segment"), "test_error", True)
     sentences = common(runs, number)
+    missing = [f"{LABELS[m]} at L = {s[0]}, S = {s[1]}" for s in runs.settings for m in runs.models if not runs.of(s, m)]
+    if missing:
+        sentences.append("Not run: " + ", ".join(missing) + ".")
     ratios = {}
     for s in runs.settings:
         a, b = runs.score(s, "lla"), runs.score(s, "softmax")
@@ -176,9 +189,31 @@ def transition(record):
     return reach(0.1), reach(0.9)
 
 
+def solved(runs):
+    """Which models reach the accuracy at which a run is done, in how many settings, and how soon at the best of their learning rates."""
+    enough = runs.results.settings["training"].get("leave_at", 0.99)
+    def fewest(setting, model):
+        return min((r["steps"] for r in runs.of(setting, model) if r["validation_best"] is not None and r["validation_best"] >= enough), default=None)
+
+    texts = []
+    for m in runs.models:
+        tried = [s for s in runs.settings if runs.of(s, m)]
+        steps = [x for x in (fewest(s, m) for s in tried) if x is not None]
+        span = f" (after {number(min(steps))}" + (f" to {number(max(steps))}" if len(steps) > 1 else "") + " steps)" if steps else ""
+        texts.append(f"{LABELS[m]} in {len(steps)} of {len(tried)}{span}")
+    ours = [(s, fewest(s, "lla")) for s in runs.settings if runs.of(s, "lla")]
+    done = [(s, x) for s, x in ours if x is not None]
+    sooner = sum(all(fewest(s, m) is None or fewest(s, m) > x for m in runs.models if m != "lla") for s, x in done)
+    return [f"LLA reaches {percent(enough)} validation accuracy in {len(done)} of {len(ours)} settings, in {sooner} of them in fewer steps than every other model that was run.",
+            f"Reached {percent(enough)} at some learning rate, first seed: " + ", ".join(texts) + f". A run ends there: differences between accuracies above {percent(enough)} were not measured."]
+
+
 def recall(results):
     runs = Runs(results, ("length", "pairs"), "test_accuracy", False)
-    sentences = common(runs, percent)
+    sentences = solved(runs) if "lla" in runs.models else []
+    missing = [f"{LABELS[m]} at L = {s[0]}, {s[1]} pairs" for s in runs.settings for m in runs.models if not runs.of(s, m)]
+    if missing:
+        sentences.append("Not run: " + ", ".join(missing) + ".")
     lasts = []
     for m in ("gated_deltanet", "lla", "softmax"):
         spans = []
@@ -197,7 +232,7 @@ def recall(results):
     intro = (f"Multi-query associative recall: pairs of a key and a value from a vocabulary of {results.settings['options']['vocabulary']:,}, every key queried once; short "
              f"convolutions and feature maps off. {setup(results)}")
     return Section("recall", "Associative recall, trained", intro,
-                   f"<strong>Associative recall, trained:</strong> {sentences[0] if runs.wins('lla')[1] else 'LLA alone was run.'}",
+                   f"<strong>Associative recall, trained:</strong> {sentences[0] if sentences else 'LLA was not run.'}",
                    [Figure("recall", save(lambda v: panels(runs, v, "key-value pairs", "test accuracy", "L = {}", False), results.directory, "recall"),
                            "Test accuracy against the number of pairs",
                            "LLA achieves the highest accuracy in associative recall across different sequence lengths and number of key-value pairs.", bullets(sentences), results.command),
@@ -206,7 +241,7 @@ def recall(results):
                            "Learning curves, averaged over pair counts",
                            "Gated DeltaNet: an extended plateau, then an abrupt transition whose timing depends on learning rate and dataset size. LLA: consistent, gradual improvement.",
                            bullets(lasts or ["Too few epochs to tell."]), results.command)],
-                   [runs.score_table(("L", "pairs"), "Test accuracy, mean over seeds at the rate chosen on validation; the highest in bold.", percent),
+                   [runs.score_table(("L", "pairs"), "Test accuracy, mean over seeds at the rate chosen on validation; the highest in bold (a run ends at 99 % on validation).", percent),
                     runs.rate_table(("L", "pairs"), "Test accuracy of every learning rate, first seed; last column: the best rate and epoch by the test set itself.", percent)])
 
 

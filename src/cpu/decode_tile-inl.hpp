@@ -73,7 +73,12 @@ struct TileRows {
     foreseen = t.stride[1] == channels && from.call.cache.page_size == 0;
     if (count == 0) return;
     KeyCursor at = from.cursor(t);
-    for (int64_t j = 0; j < count; ++j, at.next()) row[j] = static_cast<const char*>(t.data) + at.offset() * width;
+    const char* const data = static_cast<const char*>(t.data);
+    if (from.call.cache.page_size == 0) {
+      for (int64_t j = 0; j < count; ++j) row[j] = data + (at.offset() + j * t.stride[1]) * width;
+    } else {
+      for (int64_t j = 0; j < count; ++j, at.next()) row[j] = data + at.offset() * width;
+    }
     for (int64_t j = count; j < round_up(count, 4); ++j) row[j] = row[count - 1];
   }
   // Asks for four rows that will be read soon: the hardware may not foresee where they lie, and all of a tile at once
@@ -395,8 +400,7 @@ HWY_NOINLINE void add_triangle(const T* tile, int64_t dim, int64_t stride, int64
                                const TileRows& soon) {
   int64_t fetched = 0;
   for_triangle<T>(dim, stride, [&](int64_t row, int64_t column, int64_t vectors, int64_t at) HWY_ATTR {
-    soon.fetch(fetched);
-    fetched += 4;
+    for (const int64_t until = fetched + 8; fetched < until; fetched += 4) soon.fetch(fetched);  // 64 rows in 10 blocks
     const T *const a = tile + row, *const b = tile + column;
     T* const c = triangle + at;
     if (vectors == 3) return outer_block<kTriangleRows, 3>(a, b, stride, count, c);

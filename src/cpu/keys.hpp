@@ -12,35 +12,32 @@ inline int64_t key_offset(const core::KeyCache& cache, const core::Operand& t, c
   return row_offset(t, s.batch, s.start_k + j, head);
 }
 
-// The same for key after key, without a division each.
+// The same for key after key, without a division each. Nothing from `end` on is looked at, not even in the table.
 class KeyCursor {
  public:
   KeyCursor(const core::KeyCache& cache, const core::Operand& t, const core::Sequence& s, int64_t head, int64_t j,
             int64_t end)
-      : cache_(cache), t_(t), sequence_(s), head_(head), key_(j), end_(end) {
-    look_up();
+      : position_stride_(t.stride[1]), page_stride_(t.stride[0]), page_size_(cache.page_size), key_(j), end_(end) {
+    if (j >= end) return;
+    offset_ = key_offset(cache, t, s, head, j);
+    left_ = page_size_ > 0 ? page_size_ - cache.slot(j) : end - j;
+    if (page_size_ == 0) return;
+    page_ = cache.table + s.batch * cache.table_stride + j / page_size_;
+    head_offset_ = head * t.stride[2];
   }
-  bool at_end() const { return key_ >= end_; }
   int64_t offset() const { return offset_; }
   void next() {
-    ++key_;
-    offset_ += t_.stride[1];
-    if (--left_ == 0) look_up();
+    offset_ += position_stride_;
+    if (++key_ >= end_ || --left_ > 0) return;
+    offset_ = *++page_ * page_stride_ + head_offset_;
+    left_ = page_size_;
   }
 
  private:
-  void look_up() {
-    if (at_end()) return;  // nothing behind the end is looked at, not even in the table
-    left_ = cache_.page_size > 0 ? cache_.page_size - cache_.slot(key_) : end_ - key_;
-    offset_ = key_offset(cache_, t_, sequence_, head_, key_);
-  }
-
-  const core::KeyCache& cache_;
-  const core::Operand& t_;
-  const core::Sequence& sequence_;
-  int64_t head_, key_, end_;
+  int64_t position_stride_, page_stride_, page_size_, key_, end_;
+  int64_t head_offset_ = 0, offset_ = 0;
   int64_t left_ = 0;  // keys up to the end of the page
-  int64_t offset_ = 0;
+  const int32_t* page_ = nullptr;
 };
 
 }  // namespace lla::cpu

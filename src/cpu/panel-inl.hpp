@@ -31,16 +31,16 @@ struct Panel : PanelMemory<T> {
   int32_t status[kWidth], iterations[kWidth];
   HWY_ALIGN T relative_residual[kWidth];
   HWY_ALIGN T max[kWidth], omega[kWidth], omega_squares[kWidth];
-  int64_t top[kWidth];             // forward: the key of the largest logit, -1 without one
-  HWY_ALIGN T top_weight[kWidth];  // and its weight
-  HWY_ALIGN T variance[kWidth];    // of a channel of the keys, under the weights
-  LaneCenters<T> center;           // of the pass at hand
-  HWY_ALIGN T row_sum[kWidth];     // of the pass's coefficients
-  HWY_ALIGN T offset[kWidth];      // what the keys' shift takes off the logits, rounded up to an integer
-  HWY_ALIGN T offset_rest[kWidth];  // ... and what that is too much, at most 0
-  HWY_ALIGN T spread[kWidth];       // backward: mean square of G.v - tau
-  double unit_squares[kWidth];      // what 1 is, squared, in the units the solver scaled the right-hand side to
-  bool low_lanes[kWidth];           // rows whose solution has a low part
+  int64_t top[kWidth];                  // forward: the key of the largest logit, -1 without one
+  HWY_ALIGN T top_weight[kWidth];       // and its weight
+  HWY_ALIGN T variance[kWidth];         // of a channel of the keys, under the weights
+  LaneCenters<T> center;                // of the pass at hand
+  HWY_ALIGN T row_sum[kWidth];          // of the pass's coefficients
+  HWY_ALIGN T offset[kWidth];           // what the keys' shift takes off the logits, rounded up to an integer
+  HWY_ALIGN T offset_rest[kWidth];      // ... and what that is too much, at most 0
+  HWY_ALIGN T spread[kWidth];           // backward: mean square of G.v - tau
+  double unit_squares[kWidth];          // what 1 is, squared, in the units the solver scaled the right-hand side to
+  bool low_lanes[kWidth];               // rows whose solution has a low part
   int32_t rhs_exponent[kWidth];         // the solve: rhs is divided by 2^this; kNoExponent: it is zero
   const LaneCenters<T>* tau = nullptr;  // backward: centers of G.v, value being G
 

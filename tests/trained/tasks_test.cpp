@@ -103,8 +103,10 @@ TEST(InContext, NoiseIsInTrainingOnlyAndOfItsSize) {
     const Made x = make(*a, 1, Part::training, index), y = make(*b, 1, Part::training, index);
     for (int64_t i = 0; i < 128 * 64; ++i) {
       const double difference = y.features[i] - x.features[i];
-      if (i % 64 < 32) EXPECT_EQ(difference, 0);
-      else squares += difference * difference, maps += double(x.features[i]) * x.features[i], ++count;
+      if (i % 64 < 32)
+        EXPECT_EQ(difference, 0);
+      else
+        squares += difference * difference, maps += double(x.features[i]) * x.features[i], ++count;
     }
     EXPECT_EQ(x.targets, y.targets);
     EXPECT_EQ(make(*a, 1, Part::test, index).features, make(*b, 1, Part::test, index).features);
@@ -188,8 +190,11 @@ TEST(Recall, SlotsFollowThePowerLaw) {
 
 TEST(Recall, ValuesRepeatOnlyWhereManyToOne) {
   for (const bool distinct : {false, true}) {
-    const auto task = make_task("recall", {{"length", 64}, {"pairs", 16}, {"vocabulary", 64},
-                                           {"values", distinct ? "distinct" : "many-to-one"}, {"filler", "zero"}});
+    const auto task = make_task("recall", {{"length", 64},
+                                           {"pairs", 16},
+                                           {"vocabulary", 64},
+                                           {"values", distinct ? "distinct" : "many-to-one"},
+                                           {"filler", "zero"}});
     int64_t repeats = 0;
     for (int64_t index = 0; index < 50; ++index) {
       const Made m = make(*task, 1, Part::training, index);
@@ -204,8 +209,8 @@ TEST(StateTracking, LabelsAreWhatTheSwapsLeave) {
   for (const char* padding : {"left", "right"}) {
     for (const char* answers : {"shown", "hidden"}) {
       const int64_t n = 16, alphabet = 50, hash = alphabet + n, equals = hash + 1, comma = hash + 2, pad = hash + 3;
-      const auto task =
-          make_task("state-tracking", {{"items", n}, {"alphabet", alphabet}, {"padding", padding}, {"answers", answers}});
+      const auto task = make_task("state-tracking",
+                                  {{"items", n}, {"alphabet", alphabet}, {"padding", padding}, {"answers", answers}});
       std::map<int64_t, int> swaps_seen;
       int64_t fixed = 0;
       for (int64_t index = 0; index < 100; ++index) {

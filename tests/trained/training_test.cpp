@@ -43,7 +43,8 @@ TEST(AdamW, AgreesWithTorchForEveryRunsLearningRate) {
     std::vector<std::vector<at::Tensor>> theirs(2);
     std::vector<std::unique_ptr<::torch::optim::AdamW>> optimizers;
     for (int64_t r = 0; r < 2; ++r) {
-      theirs[r] = {start[r].narrow(0, 0, 30).clone().requires_grad_(), start[r].narrow(0, 30, 10).clone().requires_grad_()};
+      theirs[r] = {start[r].narrow(0, 0, 30).clone().requires_grad_(),
+                   start[r].narrow(0, 30, 10).clone().requires_grad_()};
       using Options = ::torch::optim::AdamWOptions;
       std::vector<::torch::optim::OptimizerParamGroup> groups;
       for (int64_t g = 0; g < 2; ++g) {
@@ -80,10 +81,18 @@ Stack small_stack(const std::string& model, int64_t epochs, const std::string& t
                  {"settings", {{{"length", 16}}}},
                  {"model", {{"width", 16}, {"heads", 2}}},
                  {"training",
-                  {{"epochs", epochs}, {"batch", 8}, {"examples", 85}, {"validation", 20}, {"test", 20},
-                   {"evaluation_batch", 7}, {"learning_rates", {1e-3, 1e-2}}, {"warmup", 3}}}};
-  if (task == "recall") config["options"] = {{"vocabulary", 32}, {"pairs", 2}};
-  else config["options"] = {{"dim", 4}, {"queries", 4}};
+                  {{"epochs", epochs},
+                   {"batch", 8},
+                   {"examples", 85},
+                   {"validation", 20},
+                   {"test", 20},
+                   {"evaluation_batch", 7},
+                   {"learning_rates", {1e-3, 1e-2}},
+                   {"warmup", 3}}}};
+  if (task == "recall")
+    config["options"] = {{"vocabulary", 32}, {"pairs", 2}};
+  else
+    config["options"] = {{"dim", 4}, {"queries", 4}};
   return make_experiment(config, {}).stacks[0];
 }
 
@@ -99,9 +108,9 @@ std::unique_ptr<StackTrainer> trainer(const Stack& stack, const fs::path& folder
   const Training& t = stack.training;
   const Sources sources{part(Part::training, t.examples), part(Part::validation, t.validation),
                         part(Part::test, t.test), scored_by_accuracy(stack.task)};
-  return std::make_unique<StackTrainer>(
-      stack, model_config(stack.task, stack.model, task->layout(), stack.model_options), sources,
-      TrainerOptions{at::kCPU, true, folder, 1e9, {}});
+  return std::make_unique<StackTrainer>(stack,
+                                        model_config(stack.task, stack.model, task->layout(), stack.model_options),
+                                        sources, TrainerOptions{at::kCPU, true, folder, 1e9, {}});
 }
 
 const auto silent = [](const Glance&) {};
@@ -197,10 +206,19 @@ TEST(Checkpoint, ExactAndRefusedWhenDamaged) {
 
 TEST(Queue, GoesOnWhereItWasCutAndTakesTheBestRateForFurtherSeeds) {
   const Folder folder("queue");
-  Json config = {{"task", "recall"}, {"models", {"softmax"}}, {"settings", {{{"length", 16}, {"pairs", 2}}}},
-                 {"options", {{"vocabulary", 32}}}, {"model", {{"width", 16}, {"heads", 2}}},
-                 {"training", {{"epochs", 2}, {"batch", 8}, {"examples", 80}, {"validation", 20}, {"test", 20},
-                               {"learning_rates", {1e-3, 1e-2}}, {"seeds", {1, 2, 3}}}}};
+  Json config = {{"task", "recall"},
+                 {"models", {"softmax"}},
+                 {"settings", {{{"length", 16}, {"pairs", 2}}}},
+                 {"options", {{"vocabulary", 32}}},
+                 {"model", {{"width", 16}, {"heads", 2}}},
+                 {"training",
+                  {{"epochs", 2},
+                   {"batch", 8},
+                   {"examples", 80},
+                   {"validation", 20},
+                   {"test", 20},
+                   {"learning_rates", {1e-3, 1e-2}},
+                   {"seeds", {1, 2, 3}}}}};
   const Experiment experiment = make_experiment(config, {});
   QueueOptions options;
   options.out = folder.path();
@@ -217,6 +235,17 @@ TEST(Queue, GoesOnWhereItWasCutAndTakesTheBestRateForFurtherSeeds) {
     EXPECT_EQ(r["learning_rate"], (*best)["learning_rate"]);
   }
   EXPECT_TRUE(run_queue(experiment, options, never));  // nothing is left to do
+  // Pieces of no time at all still get done, with the same curves.
+  const Folder hurried("hurried");
+  QueueOptions brief = options;
+  brief.out = hurried.path(), brief.seconds = 1e-9;
+  for (pieces = 0; !run_queue(experiment, brief, never);) ASSERT_LT(++pieces, 60);
+  EXPECT_GT(pieces, 3);
+  const Json again = experiments::read_results(hurried.path() / "results.json");
+  ASSERT_EQ(again["records"].size(), 4u);
+  for (size_t i = 0; i < 4; ++i) {
+    for (const char* field : {"loss", "validation", "test"}) EXPECT_EQ(again["records"][i][field], file["records"][i][field]);
+  }
 }
 
 TEST(Language, EveryByteIsPredictedOnceWithHalfAWindowBeforeIt) {
@@ -257,14 +286,24 @@ TEST(Language, WindowsAreLabelledWithTheNextByte) {
   EXPECT_TRUE(taken.batch.tokens.select(2, 0).equal(order[0]));
 }
 
-// LLA ends below softmax in the same number of steps. Seen with five seeds (f32, CPU): LLA 0.074 to 0.142, softmax 0.200
-// to 0.229.
+// LLA ends below softmax in the same number of steps. Seen with five seeds (f32, CPU): LLA 0.074 to 0.142, softmax
+// 0.200 to 0.229.
 TEST(EndToEnd, LlaEndsBelowSoftmaxInContext) {
   const Folder folder("end-to-end");
-  Json config = {{"task", "in-context"}, {"models", {"lla", "softmax"}}, {"settings", {{{"length", 32}, {"segment", 16}}}},
-                 {"options", {{"dim", 4}, {"queries", 8}}}, {"model", {{"width", 32}, {"heads", 2}}},
-                 {"training", {{"epochs", 6}, {"batch", 32}, {"examples", 3200}, {"validation", 256}, {"test", 256},
-                               {"learning_rates", {3e-3}}, {"warmup", 20}, {"leave_at", 0}}}};
+  Json config = {{"task", "in-context"},
+                 {"models", {"lla", "softmax"}},
+                 {"settings", {{{"length", 32}, {"segment", 16}}}},
+                 {"options", {{"dim", 4}, {"queries", 8}}},
+                 {"model", {{"width", 32}, {"heads", 2}}},
+                 {"training",
+                  {{"epochs", 6},
+                   {"batch", 32},
+                   {"examples", 3200},
+                   {"validation", 256},
+                   {"test", 256},
+                   {"learning_rates", {3e-3}},
+                   {"warmup", 20},
+                   {"leave_at", 0}}}};
   QueueOptions options;
   options.out = folder.path();
   options.command = "test";

@@ -181,6 +181,46 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+__device__ void load(const float* from, float (&out)[kVector]) {
+  const float4 a = reinterpret_cast<const float4*>(from)[0], b = reinterpret_cast<const float4*>(from)[1];
+  out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w, out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    ridge_forward_kernel(const void* logits, int64_t stride_vectors, float* ridge, int64_t rows, int vectors, float floor) {
+  const int64_t place = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  if (place >= rows * vectors) return;
+  float values[kVector];
+  load(logits, place / vectors * stride_vectors + place % vectors, values);
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) values[i] = floor + (1 - floor) / (1 + __expf(-values[i]));
+  float4* to = reinterpret_cast<float4*>(ridge + place * kVector);
+  to[0] = make_float4(values[0], values[1], values[2], values[3]);
+  to[1] = make_float4(values[4], values[5], values[6], values[7]);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    ridge_backward_kernel(const float* dridge, const float* ridge, void* dlogits, int64_t rows, int heads, int vectors,
+                          float floor) {
+  const int64_t place = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  if (place >= rows * vectors) return;
+  const int64_t row = place / vectors, column = place % vectors;
+  float sum[kVector] = {}, lambda[kVector];
+  for (int head = 0; head < heads; ++head) {
+    float more[kVector];
+    load(dridge + ((row * heads + head) * vectors + column) * kVector, more);
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) sum[i] += more[i];
+  }
+  load(ridge + place * kVector, lambda);
+#pragma unroll
+  for (int i = 0; i < kVector; ++i) {
+    const float sigmoid = (lambda[i] - floor) / (1 - floor);
+    sum[i] *= (1 - floor) * sigmoid * (1 - sigmoid);
+  }
+  store(dlogits, place, sum);
+}
+
 void check_launch(const char* what) {
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
@@ -242,6 +282,24 @@ void label_slopes(void* logits, const int64_t* labels, float* loss, int64_t rows
     label_slopes_kernel<8><<<blocks, kThreads, 0, on>>>(logits, labels, loss, vectors);
   }
   check_launch("label_slopes");
+}
+
+void ridge_forward(const void* logits, int64_t stride, float* ridge, int64_t rows, int64_t width, float floor,
+                   Stream stream) {
+  if (rows == 0) return;
+  const auto vectors = static_cast<int>(width / kVector);
+  ridge_forward_kernel<<<blocks_for(rows * vectors, 1), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+      logits, stride / kVector, ridge, rows, vectors, floor);
+  check_launch("ridge_forward");
+}
+
+void ridge_backward(const float* dridge, const float* ridge, void* dlogits, int64_t rows, int64_t heads, int64_t width,
+                    float floor, Stream stream) {
+  if (rows == 0) return;
+  const auto vectors = static_cast<int>(width / kVector);
+  ridge_backward_kernel<<<blocks_for(rows * vectors, 1), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
+      dridge, ridge, dlogits, rows, static_cast<int>(heads), vectors, floor);
+  check_launch("ridge_backward");
 }
 
 }  // namespace lla::trained::kernels

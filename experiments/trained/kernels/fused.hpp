@@ -24,4 +24,12 @@ void norm_backward(const void* dy, const void* dsum, const void* y, const float*
 // softmax there.
 void label_slopes(void* logits, const int64_t* labels, float* loss, int64_t rows, int64_t vocabulary, Stream stream);
 
+// lambda = floor + (1 - floor) sigmoid(logits), fp32 (rows, width), from rows of bf16 that begin every `stride`
+// elements.
+void ridge_forward(const void* logits, int64_t stride, float* ridge, int64_t rows, int64_t width, float floor,
+                   Stream stream);
+// From the gradient of each head, (rows, heads, width) fp32, to the logits' (rows, width) bf16.
+void ridge_backward(const float* dridge, const float* ridge, void* dlogits, int64_t rows, int64_t heads, int64_t width,
+                    float floor, Stream stream);
+
 }  // namespace lla::trained::kernels

@@ -4,9 +4,12 @@
 #include <limits>
 
 #include "models/blocks.hpp"
+#include "models/fused.hpp"
 
 namespace lla::trained {
 namespace {
+
+using ::torch::autograd::variable_list;
 
 // Halves of each head rotated against each other; x (R, B, L, H, D), the last position being length - 1.
 at::Tensor rotated(const at::Tensor& x, int64_t length, double theta) {
@@ -20,22 +23,55 @@ at::Tensor rotated(const at::Tensor& x, int64_t length, double theta) {
   return at::cat({parts[0] * cos - parts[1] * sin, parts[1] * cos + parts[0] * sin}, -1);
 }
 
+// Products of bf16 operands in fp32 where there is such a kernel.
+at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b) {
+  return a.is_cuda() && a.scalar_type() == at::kBFloat16 ? at::bmm(a, b, at::kFloat) : wide(at::bmm(a, b));
+}
+
+// Softmax attention for a few queries at the end, head by head and with all weights in memory: a flash kernel would
+// work on blocks of 128 queries of which 16 are there. q (N, rows, H, D), k and v (N, L, H, D).
+class FewQueries : public ::torch::autograd::Function<FewQueries> {
+ public:
+  static at::Tensor forward(::torch::autograd::AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v) {
+    const int64_t rows = q.size(1), length = k.size(1);
+    const double scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
+    variable_list outputs, saved{q, k, v};
+    for (int64_t head = 0; head < q.size(2); ++head) {
+      at::Tensor scores = wide_product(q.select(2, head), k.select(2, head).transpose(1, 2)).mul_(scale);
+      const at::Tensor unseen = at::full({rows, length}, -std::numeric_limits<double>::infinity(), scores.options());
+      const at::Tensor weights = at::softmax(scores.add_(unseen.triu(length - rows + 1)), -1);
+      saved.push_back(weights);
+      outputs.push_back(at::bmm(weights.to(v.scalar_type()), v.select(2, head)));
+    }
+    context->save_for_backward(saved);
+    return at::stack(outputs, 2);
+  }
+
+  static variable_list backward(::torch::autograd::AutogradContext* context, const variable_list& grads) {
+    const auto saved = context->get_saved_variables();
+    const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2];
+    const double scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
+    variable_list dq, dk, dv;
+    for (int64_t head = 0; head < q.size(2); ++head) {
+      const at::Tensor slope = grads[0].select(2, head), &weights = saved[static_cast<size_t>(3 + head)];
+      const at::Tensor dweights = wide_product(slope, v.select(2, head).transpose(1, 2));
+      const at::Tensor dscores =
+          at::_softmax_backward_data(dweights, weights, -1, weights.scalar_type()).mul_(scale).to(q.scalar_type());
+      dq.push_back(at::bmm(dscores, k.select(2, head)));
+      dk.push_back(at::bmm(dscores.transpose(1, 2), q.select(2, head)));
+      dv.push_back(at::bmm(weights.to(v.scalar_type()).transpose(1, 2), slope));
+    }
+    return {at::stack(dq, 2), at::stack(dk, 2), at::stack(dv, 2)};
+  }
+};
+
 // q (N, rows, H, D), k and v (N, L, H, D): query i sees the keys up to L - rows + i.
 at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  const int64_t rows = q.size(1), length = k.size(1);
+  if (q.size(1) != k.size(1)) return FewQueries::apply(q, k, v);
   const auto heads_first = [](const at::Tensor& x) { return x.transpose(1, 2); };
-  at::Tensor o;
-  if (rows == length) {
-    o = at::scaled_dot_product_attention(heads_first(q), heads_first(k), heads_first(v), {}, 0, /*is_causal=*/true);
-  } else if (q.is_cuda() && q.scalar_type() != at::kFloat && q.scalar_type() != at::kDouble) {
-    // torch's is_causal means the upper left corner; the flash kernel itself aligns the lower right one.
-    o = std::get<0>(at::_scaled_dot_product_flash_attention(heads_first(q), heads_first(k), heads_first(v), 0,
-                                                            /*is_causal=*/true));
-  } else {
-    const at::Tensor seen = at::ones({rows, length}, q.options().dtype(at::kBool)).tril(length - rows);
-    o = at::scaled_dot_product_attention(heads_first(q), heads_first(k), heads_first(v), seen);
-  }
-  return heads_first(o);
+  return heads_first(
+      at::scaled_dot_product_attention(heads_first(q), heads_first(k), heads_first(v), {}, 0, /*is_causal=*/true));
 }
 
 class Attention : public Mixing {
@@ -117,11 +153,14 @@ class Attention : public Mixing {
     if (config_.ridge == Ridge::infinite) {
       return at::full({}, std::numeric_limits<double>::infinity(), get(pass, "out").options().dtype(full));
     }
+    const int64_t sequences = pass.runs * pass.batch;
+    if (config_.ridge == Ridge::per_dimension && !config_.ridge_bias) {
+      return shared_ridge(logits.view({sequences, pass.rows, head_width()}), config_.heads, config_.ridge_min);
+    }
     at::Tensor lambda = logits.to(full);
     if (config_.ridge_bias) lambda = lambda + get(pass, "ridge_bias").to(full).unsqueeze(1);
     lambda = lambda.sigmoid();
     if (config_.ridge_min > 0) lambda = lambda * (1 - config_.ridge_min) + config_.ridge_min;
-    const int64_t sequences = pass.runs * pass.batch;
     if (config_.ridge == Ridge::per_head) return lambda.reshape({sequences, pass.rows, config_.heads});
     return lambda.reshape({sequences, pass.rows, 1, head_width()}).expand({-1, -1, config_.heads, -1});
   }

@@ -139,6 +139,12 @@ at::Tensor from_chunks(const at::Tensor& x, int64_t heads, const Chunks& chunks,
   return positions.narrow(2, before, rows).transpose(1, 2);
 }
 
+at::Tensor chunks_from(const at::Tensor& x, int64_t first) {
+  return first == 0 ? x : x.narrow(1, first, x.size(1) - first);
+}
+
+at::Tensor chunks_until(const at::Tensor& x, int64_t count) { return count == x.size(1) ? x : x.narrow(1, 0, count); }
+
 at::Tensor cumulative(const at::Tensor& x) {
   const int64_t size = x.size(2);
   if (x.dim() == 3) return at::matmul(x, at::ones({size, size}, x.options()).triu());
@@ -156,12 +162,12 @@ at::Tensor unit_lower_inverse(const at::Tensor& lower, at::ScalarType precision)
 DecayedSum::DecayedSum(const at::Tensor& k, const at::Tensor& v, const at::Tensor& log_decay, int64_t first) {
   const int64_t count = k.size(1), size = k.size(2), asked = count - first;
   const auto dtype = k.scalar_type();
-  k_ = k.narrow(1, first, asked);
-  v_ = v.narrow(1, first, asked);
+  k_ = chunks_from(k, first);
+  v_ = chunks_from(v, first);
   at::Tensor sums;
   if (log_decay.defined()) {
     sums = cumulative(log_decay);
-    const at::Tensor asked_sums = sums.narrow(1, first, asked);
+    const at::Tensor asked_sums = chunks_from(sums, first);
     sums_ = asked_sums;
     entering_ = asked_sums.exp().to(dtype).unsqueeze(-1);
   }
@@ -174,7 +180,7 @@ DecayedSum::DecayedSum(const at::Tensor& k, const at::Tensor& v, const at::Tenso
     const at::Tensor whole = sums.select(2, size - 1);  // (Z, n)
     left = left * (whole.unsqueeze(-1) - sums).narrow(1, 0, earlier).exp().to(dtype).unsqueeze(-1);
     const at::Tensor through = at::matmul(whole, at::ones({count, count}, whole.options()).triu());
-    const at::Tensor before = (through - whole).narrow(1, first, asked);
+    const at::Tensor before = chunks_from(through - whole, first);
     const at::Tensor not_earlier =
         at::full({count, count}, minus_infinity, whole.options()).triu().narrow(0, first, asked).narrow(1, 0, earlier);
     between = at::exp(before.unsqueeze(-1) - through.narrow(1, 0, earlier).unsqueeze(1) + not_earlier).to(dtype);

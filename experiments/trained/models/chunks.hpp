@@ -26,6 +26,11 @@ at::Tensor to_chunks(const at::Tensor& x, const Chunks& chunks);
 // The last `rows` positions of (Z, chunks from first on, C, width) as (N, rows, H, width).
 at::Tensor from_chunks(const at::Tensor& x, int64_t heads, const Chunks& chunks, int64_t rows);
 
+// The chunks from `first` on, and the first `count`: x itself where that is all, as the gradient of a part is a copy
+// into zeros.
+at::Tensor chunks_from(const at::Tensor& x, int64_t first);
+at::Tensor chunks_until(const at::Tensor& x, int64_t count);
+
 // Sums up to and including each position of a chunk, along dimension 2 (C).
 at::Tensor cumulative(const at::Tensor& x);
 

@@ -72,6 +72,34 @@ class Norm : public ::torch::autograd::Function<Norm> {
   }
 };
 
+class SharedRidge : public ::torch::autograd::Function<SharedRidge> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& logits, int64_t heads, double floor) {
+    const int64_t sequences = logits.size(0), rows = logits.size(1), width = logits.size(2);
+    const at::Tensor ridge = at::empty({sequences, rows, width}, logits.options().dtype(at::kFloat));
+    kernels::ridge_forward(logits.const_data_ptr(), logits.stride(1), ridge.mutable_data_ptr<float>(), sequences * rows,
+                           width, static_cast<float>(floor), stream_of(logits));
+    context->save_for_backward({ridge});
+    context->saved_data["floor"] = floor;
+    return ridge.unsqueeze(2).expand({-1, -1, heads, -1});
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& grads) {
+    const at::Tensor ridge = context->get_saved_variables()[0], slopes = dense(grads[0]);
+    const at::Tensor dlogits = at::empty(ridge.sizes(), ridge.options().dtype(at::kBFloat16));
+    kernels::ridge_backward(slopes.const_data_ptr<float>(), ridge.const_data_ptr<float>(), dlogits.mutable_data_ptr(),
+                            ridge.size(0) * ridge.size(1), slopes.size(2), ridge.size(2),
+                            static_cast<float>(context->saved_data["floor"].toDouble()), stream_of(ridge));
+    return {dlogits, at::Tensor(), at::Tensor()};
+  }
+};
+
+// Rows at equal distances, also from one sequence to the next, each at 16 bytes.
+bool has_ridge(const at::Tensor& logits) {
+  return logits.is_cuda() && logits.scalar_type() == at::kBFloat16 && logits.size(2) % 8 == 0 &&
+         logits.stride(2) == 1 && logits.stride(1) % 8 == 0 && logits.stride(0) == logits.stride(1) * logits.size(1) &&
+         is_aligned(logits);
+}
+
 #endif
 
 at::Tensor plain_norm(const at::Tensor& x, double scale, double epsilon) {
@@ -98,6 +126,15 @@ SumAndNorm fused_sum_and_norm(const at::Tensor& x, const at::Tensor& added, doub
 #endif
   const at::Tensor sum = x + added;
   return {sum, plain_norm(sum, 1, epsilon)};
+}
+
+at::Tensor shared_ridge(const at::Tensor& logits, int64_t heads, double floor) {
+#ifdef LLA_TRAINED_KERNELS
+  if (has_ridge(logits)) return SharedRidge::apply(logits, heads, floor);
+#endif
+  at::Tensor ridge = logits.to(logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat).sigmoid();
+  if (floor > 0) ridge = ridge * (1 - floor) + floor;
+  return ridge.unsqueeze(2).expand({-1, -1, heads, -1});
 }
 
 bool has_label_slopes(const at::Tensor& features, int64_t vocabulary) {

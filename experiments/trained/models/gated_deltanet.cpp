@@ -41,7 +41,7 @@ class GatedDeltaNet : public Recurrent {
  private:
   static at::Tensor delta_rule(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                                const at::Tensor& strength, const at::Tensor& log_decay, int64_t first) {
-    const int64_t count = k.size(1), size = k.size(2), asked = count - first;
+    const int64_t count = k.size(1), size = k.size(2);
     const auto dtype = k.scalar_type();
     const at::Tensor sums = cumulative(log_decay);
     const at::Tensor lower = decayed_scores(at::matmul(k, k.transpose(2, 3)), sums, /*strict=*/true);
@@ -56,27 +56,30 @@ class GatedDeltaNet : public Recurrent {
       const at::Tensor whole = sums.select(2, size - 1);
       const at::Tensor leaving = (k * (whole.unsqueeze(-1) - sums).exp().to(dtype).unsqueeze(-1)).transpose(2, 3);
       const at::Tensor kept = whole.exp().to(dtype).unsqueeze(-1).unsqueeze(-1);
+      // Unbound once: the gradient of a selected chunk would be a copy into zeros of all of them.
+      const auto written_in = written.unbind(1), removed_in = removed.unbind(1), leaving_in = leaving.unbind(1),
+                 kept_in = kept.unbind(1);
       std::vector<at::Tensor> us, before;
       at::Tensor state = at::zeros({k.size(0), k.size(3), v.size(3)}, k.options());
       for (int64_t chunk = 0; chunk < count; ++chunk) {
         const bool last = chunk + 1 == count;
-        const at::Tensor here = chunk == 0 ? written.select(1, 0)
-                                           : at::baddbmm(written.select(1, chunk), removed.select(1, chunk), state,
+        const at::Tensor here = chunk == 0 ? written_in[0]
+                                           : at::baddbmm(written_in[chunk], removed_in[chunk], state,
                                                          /*beta=*/1, /*alpha=*/-1);
         if (chunk >= first) us.push_back(here), before.push_back(state);
         if (last) break;
-        const at::Tensor scaled = chunk == 0 ? state : state * kept.select(1, chunk);
-        state = at::baddbmm(scaled, leaving.select(1, chunk), here);
+        const at::Tensor scaled = chunk == 0 ? state : state * kept_in[chunk];
+        state = at::baddbmm(scaled, leaving_in[chunk], here);
       }
       u = at::stack(us, 1);
       states = at::stack(before, 1);
     }
-    const at::Tensor asked_q = q.narrow(1, first, asked);
+    const at::Tensor asked_q = chunks_from(q, first);
     const at::Tensor scores =
-        decayed_scores(at::matmul(asked_q, k.narrow(1, first, asked).transpose(2, 3)), sums.narrow(1, first, asked));
+        decayed_scores(at::matmul(asked_q, chunks_from(k, first).transpose(2, 3)), chunks_from(sums, first));
     const at::Tensor inner = at::matmul(scores, u);
     if (count == 1) return inner;
-    return at::addcmul(inner, at::matmul(asked_q, states), entering.narrow(1, first, asked));
+    return at::addcmul(inner, at::matmul(asked_q, states), chunks_from(entering, first));
   }
 };
 

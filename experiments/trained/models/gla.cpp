@@ -43,14 +43,14 @@ class Gla : public Recurrent {
   // keeps both and their products within range.
   static at::Tensor gated_sum(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                               const at::Tensor& log_decay, int64_t first) {
-    const int64_t count = k.size(1), size = k.size(2), asked = count - first;
+    const int64_t count = k.size(1), size = k.size(2);
     const auto dtype = k.scalar_type();
     const at::Tensor sums = cumulative(log_decay);
-    const at::Tensor asked_sums = sums.narrow(1, first, asked), asked_q = q.narrow(1, first, asked);
+    const at::Tensor asked_sums = chunks_from(sums, first), asked_q = chunks_from(q, first);
     const at::Tensor offset = asked_sums - asked_sums.narrow(2, size / 2, 1);
     const at::Tensor late = asked_q * offset.exp().to(dtype);
-    const at::Tensor early = k.narrow(1, first, asked) * (-offset).exp().to(dtype);
-    const at::Tensor inner = at::matmul(at::matmul(late, early.transpose(2, 3)).tril(), v.narrow(1, first, asked));
+    const at::Tensor early = chunks_from(k, first) * (-offset).exp().to(dtype);
+    const at::Tensor inner = at::matmul(at::matmul(late, early.transpose(2, 3)).tril(), chunks_from(v, first));
     if (count == 1) return inner;
 
     const int64_t earlier = count - 1;
@@ -59,9 +59,11 @@ class Gla : public Recurrent {
     const at::Tensor added = at::matmul(left.transpose(2, 3), v.narrow(1, 0, earlier));
     const at::Tensor kept = whole.exp().to(dtype).unsqueeze(-1);
     std::vector<at::Tensor> states;
-    at::Tensor state = added.select(1, 0);
+    // Unbound once: the gradient of a selected chunk would be a copy into zeros of all of them.
+    const auto added_in = added.unbind(1), kept_in = kept.unbind(1);
+    at::Tensor state = added_in[0];
     for (int64_t chunk = 1; chunk < count; ++chunk) {
-      if (chunk > 1) state = at::addcmul(added.select(1, chunk - 1), state, kept.select(1, chunk - 1));
+      if (chunk > 1) state = at::addcmul(added_in[chunk - 1], state, kept_in[chunk - 1]);
       if (chunk >= first) states.push_back(state);
     }
     if (first == 0) states.insert(states.begin(), at::zeros_like(state));
@@ -81,13 +83,13 @@ class Linear : public Recurrent {
     at::Tensor q = split(in.q), k = split(in.k), v = split(in.v);
     if (!config_.feature_map) {
       const DecayedSum sum(k, v, at::Tensor(), first);
-      return from_chunks(sum(q.narrow(1, first, chunks.count - first)), config_.heads, chunks, pass.rows);
+      return from_chunks(sum(chunks_from(q, first)), config_.heads, chunks, pass.rows);
     }
     // As published (Katharopoulos et al., 2020): positive features, divided by the sum of the weights. A column of ones
     // beside the values carries that sum.
     v = at::cat({v, at::ones_like(v.narrow(3, 0, 1))}, 3);
     const DecayedSum sum(positive(k, chunks), v, at::Tensor(), first);
-    const at::Tensor both = sum(at::elu(q.narrow(1, first, chunks.count - first)) + 1);
+    const at::Tensor both = sum(at::elu(chunks_from(q, first)) + 1);
     const auto parts = both.split_with_sizes({both.size(3) - 1, 1}, 3);
     return from_chunks(parts[0] / (parts[1] + 1e-6), config_.heads, chunks, pass.rows);
   }

@@ -51,8 +51,7 @@ class Mamba2 : public Mixing {
     const at::Tensor values = parts[0].reshape({sequences, pass.length, heads, head_width()});
     const at::Tensor v = to_chunks(values, chunks) * scalars(step).to(values.scalar_type()).unsqueeze(-1);
     const DecayedSum sum(shared(parts[1]), v, scalars(log_decay), first);
-    const at::Tensor y =
-        from_chunks(sum(shared(parts[2]).narrow(1, first, chunks.count - first)), heads, chunks, pass.rows);
+    const at::Tensor y = from_chunks(sum(chunks_from(shared(parts[2]), first)), heads, chunks, pass.rows);
 
     const auto rows = [&](const at::Tensor& t) { return t.reshape({pass.runs, pass.batch * pass.rows, heads, -1}); };
     const at::Tensor skipped =

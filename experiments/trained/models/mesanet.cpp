@@ -102,7 +102,7 @@ class MesaNet : public Recurrent {
                                  .expand({-1, pass.batch, -1, -1})
                                  .reshape({pass.runs * pass.batch * heads_count, 1, 1, -1});
     // The solve is in fp32: conjugate gradients in bf16 would stop at its rounding.
-    const at::Tensor q = to_chunks(unit_normed(heads(pass, in.q)), chunks).narrow(1, first, chunks.count - first);
+    const at::Tensor q = chunks_from(to_chunks(unit_normed(heads(pass, in.q)), chunks), first);
     const at::Tensor k = to_chunks(unit_normed(heads(pass, in.k)), chunks), v = to_chunks(heads(pass, in.v), chunks);
     const at::Tensor wide_k = wide(k);
     const at::Tensor x =

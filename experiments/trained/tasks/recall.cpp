@@ -1,5 +1,5 @@
-// Multi-query associative recall, after Zoology's generator (HazyResearch/zoology, multiquery_ar): N pairs of a key and a
-// value, then every key once more, each at a slot drawn by a power law of its distance from the pairs; the label of a
+// Multi-query associative recall, after Zoology's generator (HazyResearch/zoology, multiquery_ar): N pairs of a key and
+// a value, then every key once more, each at a slot drawn by a power law of its distance from the pairs; the label of a
 // query is its value. Slots hold two tokens, the second of which is filler, as is everything else.
 #include <algorithm>
 #include <cmath>

@@ -21,10 +21,12 @@ class Settings {
 
   bool has(const std::string& name) const { return values_.contains(name); }
   int64_t whole(const std::string& name, int64_t fallback, int64_t least, int64_t most) {
-    return checked(name, fallback, least, most, [](const auto& v) { return v.is_number_integer(); }, "a whole number");
+    return checked(
+        name, fallback, least, most, [](const auto& v) { return v.is_number_integer(); }, "a whole number");
   }
   double number(const std::string& name, double fallback, double least, double most) {
-    return checked(name, fallback, least, most, [](const auto& v) { return v.is_number(); }, "a number");
+    return checked(
+        name, fallback, least, most, [](const auto& v) { return v.is_number(); }, "a number");
   }
   bool boolean(const std::string& name, bool fallback) {
     asked_.insert(name);
@@ -66,8 +68,8 @@ class Settings {
     }
   }
   [[noreturn]] void refuse(const std::string& name, const std::string& wanted) const {
-    throw experiments::Failure(fmt::format("\"{}\" of {} is {}, not {}", name, what_,
-                                           has(name) ? values_[name].dump() : "missing", wanted));
+    throw experiments::Failure(
+        fmt::format("\"{}\" of {} is {}, not {}", name, what_, has(name) ? values_[name].dump() : "missing", wanted));
   }
 
  private:

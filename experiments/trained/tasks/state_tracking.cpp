@@ -41,8 +41,10 @@ class StateTracking : public Task {
     const int64_t hash = alphabet_ + items_, equals = hash + 1, comma = hash + 2, pad = hash + 3;
     Draws draw_item = from(kItems), draw_swap = from(kSwaps);
     std::vector<int32_t> state;
-    if (distinct_) state = draw_item.distinct(items_, 0, alphabet_);
-    else for (int64_t i = 0; i < items_; ++i) state.push_back(static_cast<int32_t>(draw_item.below(alphabet_)));
+    if (distinct_)
+      state = draw_item.distinct(items_, 0, alphabet_);
+    else
+      for (int64_t i = 0; i < items_; ++i) state.push_back(static_cast<int32_t>(draw_item.below(alphabet_)));
     const int64_t swaps = least_ + draw_swap.below(most_ - least_ + 1);
 
     const int64_t length = layout().length;

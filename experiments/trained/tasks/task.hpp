@@ -1,5 +1,5 @@
-// A task makes examples: example `index` of a part, for a seed, is a function of those three and of nothing else, so that
-// every epoch, every model and every continued run sees the same data. Free of torch.
+// A task makes examples: example `index` of a part, for a seed, is a function of those three and of nothing else, so
+// that every epoch, every model and every continued run sees the same data. Free of torch.
 #pragma once
 
 #include <cstdint>

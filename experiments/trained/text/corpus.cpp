@@ -53,7 +53,8 @@ std::vector<File> python_files(const fs::path& root, const std::string& prefix, 
   std::vector<std::string> names;
   for (auto it = fs::recursive_directory_iterator(root, fs::directory_options::skip_permission_denied);
        it != fs::recursive_directory_iterator(); ++it) {
-    if (it->is_directory() && skipped.count(it->path().filename().string()) > 0) it.disable_recursion_pending();
+    if (it->is_directory() && skipped.count(it->path().filename().string()) > 0)
+      it.disable_recursion_pending();
     else if (it->path().extension() == ".py" && it->is_regular_file()) {
       names.push_back(it->path().lexically_relative(root).generic_string());
     }
@@ -136,7 +137,8 @@ Corpus read_corpus(const CorpusOptions& options) {
   std::vector<File> training, validation;
   for (const std::string& package : options.packages) {
     const fs::path root = options.site_packages / package;
-    if (!fs::is_directory(root)) throw Failure(fmt::format("{} is not a folder: the corpus needs {}", root.string(), package));
+    if (!fs::is_directory(root))
+      throw Failure(fmt::format("{} is not a folder: the corpus needs {}", root.string(), package));
     for (File& file : python_files(root, package, {"__pycache__"})) {
       // As in Python, the folder of a file right below its package is written "package/.".
       std::string folder = fs::path(file.name).parent_path().generic_string();
@@ -148,8 +150,9 @@ Corpus read_corpus(const CorpusOptions& options) {
     throw Failure(fmt::format("{} is not a folder: give Python's standard library", options.standard_library.string()));
   }
   // Some distributions leave the tests out: nobody gets them.
-  std::vector<File> test = python_files(options.standard_library, "python",
-                                        {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test"});
+  std::vector<File> test =
+      python_files(options.standard_library, "python",
+                   {"__pycache__", "site-packages", "dist-packages", "test", "tests", "idle_test"});
   std::set<std::string> seen;
   Json repeats, shared;
   repeats["training"] = drop_repeats(training, seen);

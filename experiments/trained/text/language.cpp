@@ -90,9 +90,10 @@ void load_corpus(const Json& settings) {
   const Json wanted = committed_manifest();
   for (const char* part : {"training", "validation", "test"}) {
     if (any || read->manifest[part] == wanted[part]) continue;
-    throw Failure(fmt::format("the files found here are not those of the committed manifest: {} is {}, not {}; other "
-                              "versions of the packages, or of Python. --set corpus.any=true takes them all the same",
-                              part, read->manifest[part].dump(), wanted[part].dump()));
+    throw Failure(
+        fmt::format("the files found here are not those of the committed manifest: {} is {}, not {}; other "
+                    "versions of the packages, or of Python. --set corpus.any=true takes them all the same",
+                    part, read->manifest[part].dump(), wanted[part].dump()));
   }
   loaded = std::move(read);
 }
@@ -164,7 +165,7 @@ std::vector<float> nats_of(const Model& model, const at::Tensor& master, at::Sca
 }
 
 std::function<Json(const Model&, const at::Tensor&, at::ScalarType)> language_evaluation(const Stack& stack,
-                                                                                        const at::Device& device) {
+                                                                                         const at::Device& device) {
   const int64_t length = language_layout(stack.task_options).length;
   return [length, device](const Model& model, const at::Tensor& master, at::ScalarType compute) {
     // Each file after the newline that ends the one before it.

@@ -23,7 +23,7 @@ Sources language_sources(const Stack& stack, const at::Device& device);
 // with at least half a window before it where the file has it), by file, by position in the window, and apart where the
 // preceding 8 bytes occurred earlier in the window.
 std::function<Json(const Model&, const at::Tensor&, at::ScalarType)> language_evaluation(const Stack& stack,
-                                                                                        const at::Device& device);
+                                                                                         const at::Device& device);
 
 // Nats of every byte of `text` but the first, by windows of `length` half of it apart.
 std::vector<float> nats_of(const Model& model, const at::Tensor& master, at::ScalarType compute,

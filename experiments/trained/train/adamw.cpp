@@ -60,9 +60,12 @@ std::vector<double> schedule(const std::string& kind, int64_t steps, int64_t war
     const double warm = t < warmup ? static_cast<double>(t + 1) / static_cast<double>(warmup) : 1;
     const double share = static_cast<double>(t - warmup) / static_cast<double>(std::max<int64_t>(1, steps - warmup));
     const double cosine = final + (1 - final) * 0.5 * (1 + std::cos(std::numbers::pi * std::clamp(share, 0.0, 1.0)));
-    if (kind == "cosine") values.push_back(t < warmup ? warm : cosine);
-    else if (kind == "constant") values.push_back(warm);
-    else throw Failure("there is no schedule \"" + kind + "\"; there are cosine and constant");
+    if (kind == "cosine")
+      values.push_back(t < warmup ? warm : cosine);
+    else if (kind == "constant")
+      values.push_back(warm);
+    else
+      throw Failure("there is no schedule \"" + kind + "\"; there are cosine and constant");
   }
   return values;
 }

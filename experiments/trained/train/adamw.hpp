@@ -1,6 +1,6 @@
 // AdamW over the parameters of R runs in one (R, P) buffer. Learning rate, step and bias correction are tensors on the
-// device with a row for every run, so that a step can be captured once and replayed; each run's numbers depend on its own
-// row only.
+// device with a row for every run, so that a step can be captured once and replayed; each run's numbers depend on its
+// own row only.
 #pragma once
 
 #include <vector>
@@ -34,9 +34,9 @@ class AdamW {
 
  private:
   AdamWOptions options_;
-  at::Tensor decay_;                    // (P): weight decay where it applies, else 0
-  at::Tensor rates_;                    // (R) learning rates
-  at::Tensor schedule_, one_, two_;     // (steps): multiplier, bias corrections of the moments
+  at::Tensor decay_;                 // (P): weight decay where it applies, else 0
+  at::Tensor rates_;                 // (R) learning rates
+  at::Tensor schedule_, one_, two_;  // (steps): multiplier, bias corrections of the moments
 };
 
 // Linear warm-up, then a cosine from 1 to `final` at the last step, or constant.

@@ -16,8 +16,7 @@ using experiments::Json;
 
 constexpr std::string_view kMagic = "lla checkpoint 1";  // 16 bytes
 
-const std::map<std::string, at::ScalarType> kTypes = {
-    {"f32", at::kFloat}, {"f64", at::kDouble}, {"i64", at::kLong}};
+const std::map<std::string, at::ScalarType> kTypes = {{"f32", at::kFloat}, {"f64", at::kDouble}, {"i64", at::kLong}};
 
 std::string type_name(at::ScalarType type) {
   for (const auto& [name, value] : kTypes) {
@@ -52,8 +51,8 @@ Checkpoint read_checkpoint(const experiments::fs::path& path) {
   std::ifstream in(path, std::ios::binary);
   const std::string file{std::istreambuf_iterator<char>(in), {}};
   const auto damaged = [&] {
-    return Failure(fmt::format("{} is damaged or no checkpoint of this program; move it away to begin anew",
-                               path.string()));
+    return Failure(
+        fmt::format("{} is damaged or no checkpoint of this program; move it away to begin anew", path.string()));
   };
   const size_t fixed = kMagic.size() + sizeof(uint64_t), tail = 64;
   if (file.size() < fixed + tail || std::string_view(file).substr(0, kMagic.size()) != kMagic) throw damaged();

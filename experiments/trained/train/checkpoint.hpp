@@ -1,5 +1,5 @@
-// A state on disk: named tensors and a JSON object, exact to the bit, replaced as a whole. A file that was cut or changed
-// is refused.
+// A state on disk: named tensors and a JSON object, exact to the bit, replaced as a whole. A file that was cut or
+// changed is refused.
 #pragma once
 
 #include <map>

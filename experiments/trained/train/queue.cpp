@@ -61,7 +61,7 @@ Json record_of(const Stack& stack, const RunState& run, const StackTrainer& trai
   r["flattened"] = !run.epochs.empty() && flattened(run.epochs);
   r["best_epoch"] = run.epochs.empty() ? Json() : Json(best + 1);
   r["validation_best"] = validation.empty() ? Json() : validation[best];
-  r[name] = tested ? test[best] : Json();                                       // epoch chosen on validation
+  r[name] = tested ? test[best] : Json();                                           // epoch chosen on validation
   r[std::string(name) + "_chosen_on_test"] = tested ? test[best_on_test] : Json();  // the paper's choice
   r.update(run.extra);
   return r;
@@ -151,7 +151,8 @@ class Queue {
   void work(const at::Device& device) {
     const DeviceScope scope(device);
     std::deque<std::pair<std::string, Sources>> made;  // data of the last settings: models share it
-    while (!stop()) {
+    // However short the time: every piece of a queue gets some steps done, or pieces could follow one another for ever.
+    for (bool begun = false; !(begun ? stop() : failed_ || interrupted_()); begun = true) {
       std::optional<Stack> stack = next();
       if (!stack) {
         if (waiting_empty()) break;
@@ -162,7 +163,6 @@ class Queue {
       const std::lock_guard lock(guard_);
       busy_.erase(stack->identity().dump());
     }
-    if (stop()) cut_ = true;
   }
 
   void train(const Stack& stack, const at::Device& device, std::deque<std::pair<std::string, Sources>>& made) {
@@ -170,8 +170,10 @@ class Queue {
     Layout layout;
     TrainerOptions options{device, options_.captured, options_.out, options_.checkpoint_seconds, {}};
     std::shared_ptr<const Task> task;
-    if (language) layout = language_layout(stack.task_options);
-    else task = make_task(stack.task, stack.task_options), layout = task->layout();
+    if (language)
+      layout = language_layout(stack.task_options);
+    else
+      task = make_task(stack.task, stack.task_options), layout = task->layout();
     Sources sources = data(stack, task, device, made);
     if (language) options.at_end = language_evaluation(stack, device);
     StackTrainer trainer(stack, model_config(stack.task, stack.model, layout, stack.model_options), sources, options);
@@ -199,8 +201,7 @@ class Queue {
     for (const Run& run : stack.runs) {
       if (std::find(seeds.begin(), seeds.end(), run.seed) == seeds.end()) seeds.push_back(run.seed);
     }
-    const std::string key =
-        Json{stack.task_options, seeds, t.examples, t.validation, t.test, bf16, stack.task}.dump();
+    const std::string key = Json{stack.task_options, seeds, t.examples, t.validation, t.test, bf16, stack.task}.dump();
     for (const auto& [name, sources] : made) {
       if (name == key) return sources;
     }
@@ -226,12 +227,14 @@ class Queue {
     const std::lock_guard lock(guard_);
     const bool terminal = ::isatty(2) != 0, epoch = g.step == g.steps;
     if (!terminal && !epoch) return;
-    const std::string line = fmt::format(
-        "{}: epoch {}/{} step {}/{}, {} runs left, loss {:.4g}, {} {:.4g}, {:.1f} steps/s, {:.0f} s left", stack.name(),
-        g.epoch, g.epochs, g.step, g.steps, g.active, g.loss, scored_by_accuracy(stack.task) ? "accuracy" : "error",
-        g.score, g.steps_per_second, g.seconds_left);
-    if (terminal) fmt::print(stderr, "\r\033[K{}{}", line, epoch ? "\n" : "");
-    else fmt::print(stderr, "{}\n", line);
+    const std::string line =
+        fmt::format("{}: epoch {}/{} step {}/{}, {} runs left, loss {:.4g}, {} {:.4g}, {:.1f} steps/s, {:.0f} s left",
+                    stack.name(), g.epoch, g.epochs, g.step, g.steps, g.active, g.loss,
+                    scored_by_accuracy(stack.task) ? "accuracy" : "error", g.score, g.steps_per_second, g.seconds_left);
+    if (terminal)
+      fmt::print(stderr, "\r\033[K{}{}", line, epoch ? "\n" : "");
+    else
+      fmt::print(stderr, "{}\n", line);
     std::fflush(stderr);
   }
 

@@ -1,4 +1,5 @@
-// Works through an experiment's stacks: what is done is in results.json, what is begun in a checkpoint, the rest follows.
+// Works through an experiment's stacks: what is done is in results.json, what is begun in a checkpoint, the rest
+// follows.
 #pragma once
 
 #include <functional>

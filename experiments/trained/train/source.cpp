@@ -78,9 +78,7 @@ class Examples : public Source {
   }
 
  private:
-  int64_t place(uint64_t seed) const {
-    return std::find(seeds_.begin(), seeds_.end(), seed) - seeds_.begin();
-  }
+  int64_t place(uint64_t seed) const { return std::find(seeds_.begin(), seeds_.end(), seed) - seeds_.begin(); }
 
   void put(const Task& task, uint64_t seed, Part part, int64_t first, int64_t n, int64_t base, int threads) {
     const auto host = [&](const at::Tensor& like, at::ScalarType type) {
@@ -97,10 +95,10 @@ class Examples : public Source {
       return t.defined() ? t.data_ptr<T>() + i * t.stride(0) : nullptr;
     };
     experiments::parallel_for(n, threads, [&](int64_t i, int) {
-      task.generate(seed, part, first + i,
-                    {row(features, (float*)nullptr, i), row(ids, (int32_t*)nullptr, i),
-                     row(positions, (int32_t*)nullptr, i), row(targets, (float*)nullptr, i),
-                     row(label_ids, (int32_t*)nullptr, i)});
+      task.generate(
+          seed, part, first + i,
+          {row(features, (float*)nullptr, i), row(ids, (int32_t*)nullptr, i), row(positions, (int32_t*)nullptr, i),
+           row(targets, (float*)nullptr, i), row(label_ids, (int32_t*)nullptr, i)});
     });
     const auto copy = [&](at::Tensor& to, const at::Tensor& from) {
       if (to.defined()) to.narrow(0, base + first, n).copy_(from);
@@ -129,8 +127,7 @@ class Windows : public Source {
   Labelled take(const at::Tensor& rows) const override {
     std::vector<int64_t> shape = rows.sizes().vec();
     shape.push_back(length_ + 1);
-    const at::Tensor ids =
-        bytes_.index_select(0, (rows.unsqueeze(-1) + offsets_).flatten()).view(shape).to(at::kLong);
+    const at::Tensor ids = bytes_.index_select(0, (rows.unsqueeze(-1) + offsets_).flatten()).view(shape).to(at::kLong);
     Labelled out;
     out.batch.tokens = ids.narrow(-1, 0, length_);
     out.labels = ids.narrow(-1, 1, length_);

@@ -38,7 +38,8 @@ std::unique_ptr<Source> make_examples(std::shared_ptr<const Task> task, const st
 // and the step; examples in order are windows one after the other.
 std::unique_ptr<Source> make_windows(const std::vector<uint8_t>& text, int64_t length, const at::Device& device);
 
-// (R, B, Q, outputs), at the labelled tokens: the last layer computes the batch's last tokens only, the head the labelled.
+// (R, B, Q, outputs), at the labelled tokens: the last layer computes the batch's last tokens only, the head the
+// labelled.
 at::Tensor outputs(const Model& model, const StackedParameters& weights, const Labelled& labelled,
                    SolveCounts* counts = nullptr);
 // The loss of each run, (R): mean square or cross entropy over its labelled tokens. From the outputs, or with the head

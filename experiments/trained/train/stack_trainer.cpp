@@ -24,8 +24,14 @@ at::ScalarType compute_type(const std::string& precision, const at::Device& devi
 }
 
 Json to_json(const RunState& r) {
-  return {{"learning_rate", r.run.learning_rate}, {"seed", r.run.seed}, {"ended", r.ended}, {"steps", r.steps},
-          {"seconds", r.seconds}, {"epochs", r.epochs}, {"rows", r.rows}, {"extra", r.extra}};
+  return {{"learning_rate", r.run.learning_rate},
+          {"seed", r.run.seed},
+          {"ended", r.ended},
+          {"steps", r.steps},
+          {"seconds", r.seconds},
+          {"epochs", r.epochs},
+          {"rows", r.rows},
+          {"extra", r.extra}};
 }
 
 RunState run_from(const Json& j) {
@@ -94,9 +100,11 @@ void StackTrainer::arrange() {
     for (const at::Tensor& t : state) kept.push_back(t.clone());
     position_.fill_(0);  // the warm-up takes the first batches, wherever the run stands
   }
-  replay_ = make_replay(options_.device, options_.captured, [this] { step(); }, [&] {
-    for (size_t i = 0; i < state.size(); ++i) state[i].copy_(kept[i]);
-  });
+  replay_ = make_replay(
+      options_.device, options_.captured, [this] { step(); },
+      [&] {
+        for (size_t i = 0; i < state.size(); ++i) state[i].copy_(kept[i]);
+      });
 }
 
 void StackTrainer::begin_epoch() {
@@ -148,11 +156,14 @@ bool StackTrainer::train(const std::function<bool()>& stop, const std::function<
     const size_t before = active_.size();
     end_epoch();
     Glance g = glance();
-    g.step = steps_per_epoch_, g.seconds_left = active_.empty() ? 0 : step_seconds_ * double((g.epochs - epoch_) * g.steps);
+    g.step = steps_per_epoch_,
+    g.seconds_left = active_.empty() ? 0 : step_seconds_ * double((g.epochs - epoch_) * g.steps);
     look(g);
     if (active_.empty()) break;
-    if (active_.size() != before) arrange(), save(), last_save = Clock::now();
-    else begin_epoch();
+    if (active_.size() != before)
+      arrange(), save(), last_save = Clock::now();
+    else
+      begin_epoch();
   }
   return true;
 }
@@ -199,18 +210,22 @@ void StackTrainer::end_epoch() {
       }
     }
     const double training = sums.data_ptr<float>()[i] / double(steps_per_epoch_);
-    const bool finite = std::isfinite(training) && std::isfinite(loss[0][i]) &&
-                        (loss[1].empty() || std::isfinite(loss[1][i]));
+    const bool finite =
+        std::isfinite(training) && std::isfinite(loss[0][i]) && (loss[1].empty() || std::isfinite(loss[1][i]));
     if (finite) {
       Json line = {{"epoch", epoch_}, {"loss", training}, {"validation_loss", loss[0][i]}, {"validation", score[0][i]}};
       if (sources_.test) line["test_loss"] = loss[1][i], line["test"] = score[1][i];
       r.epochs.push_back(line);
     }
     const double enough = stack_.training.leave_at;
-    if (!finite) r.ended = "not finite";
-    else if (epoch_ == stack_.training.epochs) r.ended = "cap";
-    else if (sources_.accuracy && enough > 0 && score[0][i] >= enough) r.ended = "accuracy";
-    else stay.push_back(static_cast<int64_t>(i));
+    if (!finite)
+      r.ended = "not finite";
+    else if (epoch_ == stack_.training.epochs)
+      r.ended = "cap";
+    else if (sources_.accuracy && enough > 0 && score[0][i] >= enough)
+      r.ended = "accuracy";
+    else
+      stay.push_back(static_cast<int64_t>(i));
     if (options_.at_end && (r.ended == "cap" || r.ended == "accuracy")) {
       r.extra = options_.at_end(model_, adam_->master.narrow(0, static_cast<int64_t>(i), 1), compute_);
     }
@@ -249,10 +264,11 @@ experiments::fs::path checkpoint_path(const TrainerOptions& options, const Stack
 
 void StackTrainer::save() const {
   Checkpoint c;
-  c.state = {{"stack", stack_.name()}, {"epoch", epoch_}, {"done", done_}, {"active", active_}, {"runs", Json::array()}};
+  c.state = {
+      {"stack", stack_.name()}, {"epoch", epoch_}, {"done", done_}, {"active", active_}, {"runs", Json::array()}};
   for (const RunState& r : runs_) c.state["runs"].push_back(to_json(r));
-  c.tensors = {{"master", adam_->master}, {"first", adam_->first}, {"second", adam_->second}, {"steps", adam_->steps},
-               {"loss_sum", loss_sum_},   {"counts", counts_}};
+  c.tensors = {{"master", adam_->master}, {"first", adam_->first}, {"second", adam_->second},
+               {"steps", adam_->steps},   {"loss_sum", loss_sum_}, {"counts", counts_}};
   write_checkpoint(checkpoint_path(options_, stack_), c);
 }
 

@@ -1,5 +1,5 @@
-// Trains one stack of runs, epoch by epoch, from its checkpoint or from the beginning. Killed anywhere and started again
-// it gives the same curves to the bit.
+// Trains one stack of runs, epoch by epoch, from its checkpoint or from the beginning. Killed anywhere and started
+// again it gives the same curves to the bit.
 #pragma once
 
 #include <functional>
@@ -23,8 +23,8 @@ struct Sources {
 struct TrainerOptions {
   at::Device device{at::kCPU};
   bool captured = true;
-  experiments::fs::path folder;      // checkpoints in partial/, logs in logs/
-  double checkpoint_seconds = 120;   // between two checkpoints at least
+  experiments::fs::path folder;     // checkpoints in partial/, logs in logs/
+  double checkpoint_seconds = 120;  // between two checkpoints at least
   // What else is asked of a run once it has ended, with its parameters (1, P); goes into RunState::extra.
   std::function<Json(const Model&, const at::Tensor& master, at::ScalarType compute)> at_end;
 };
@@ -34,17 +34,17 @@ struct RunState {
   Run run{};
   std::string ended;  // "": still training; "cap", "accuracy", "not finite"
   int64_t steps = 0;
-  double seconds = 0;          // its share of the stack's
+  double seconds = 0;           // its share of the stack's
   Json epochs = Json::array();  // {"epoch", "loss", "validation_loss", "validation", "test_loss", "test"}
   Json rows = Json::object();   // how LLA's rows were solved: {"forward": {status: count}, "backward": ...}
   Json extra = Json::object();
 };
 
-struct Glance {  // for progress
+struct Glance {                        // for progress
   int64_t epoch, epochs, step, steps;  // step within the epoch
   size_t active;
-  double loss;  // of the best run, so far in this epoch
-  double score; // of the best run, last epoch; negative where there is none
+  double loss;   // of the best run, so far in this epoch
+  double score;  // of the best run, last epoch; negative where there is none
   double steps_per_second, seconds_left;
 };
 

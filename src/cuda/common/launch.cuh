@@ -11,20 +11,27 @@ namespace detail {
 // calls have left behind.
 template <class... Parameters, class... Arguments>
 Status launch(void (*kernel)(Parameters...), dim3 blocks, int threads, size_t shared_bytes, cudaStream_t stream,
-              bool early, const char* name, const Arguments&... arguments) {
+              bool early, unsigned cluster, const char* name, const Arguments&... arguments) {
   if (blocks.x == 0) return {};
   const void* const address = reinterpret_cast<const void*>(kernel);
   LLA_RETURN_IF_ERROR(allow_shared_memory(address, shared_bytes, name));
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2]{};
+  unsigned count = 0;
+  if (early) {
+    attributes[count].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[count++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    attributes[count].id = cudaLaunchAttributeClusterDimension;
+    attributes[count++].val.clusterDim = {cluster, 1, 1};
+  }
   cudaLaunchConfig_t config{};
   config.gridDim = blocks;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = early ? 1 : 0;
+  config.attrs = attributes;
+  config.numAttrs = count;
   const cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments...);
   if (error != cudaErrorInvalidValue || shared_bytes <= 48 * 1024) return to_status(error, name);
   cudaGetLastError();  // the device may have been reset and know nothing of the kernel any more
@@ -38,7 +45,7 @@ Status launch(void (*kernel)(Parameters...), dim3 blocks, int threads, size_t sh
 template <class... Parameters, class... Arguments>
 Status launch(void (*kernel)(Parameters...), dim3 blocks, int threads, size_t shared_bytes, cudaStream_t stream,
               const char* name, const Arguments&... arguments) {
-  return detail::launch(kernel, blocks, threads, shared_bytes, stream, false, name, arguments...);
+  return detail::launch(kernel, blocks, threads, shared_bytes, stream, false, 1, name, arguments...);
 }
 template <class... Parameters, class... Arguments>
 Status launch(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t shared_bytes, cudaStream_t stream,
@@ -51,7 +58,15 @@ Status launch(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t
 template <class... Parameters, class... Arguments>
 Status launch_early(void (*kernel)(Parameters...), dim3 blocks, int threads, size_t shared_bytes, cudaStream_t stream,
                     const char* name, const Arguments&... arguments) {
-  return detail::launch(kernel, blocks, threads, shared_bytes, stream, true, name, arguments...);
+  return detail::launch(kernel, blocks, threads, shared_bytes, stream, true, 1, name, arguments...);
+}
+
+// The same in clusters of `cluster` blocks.
+template <class... Parameters, class... Arguments>
+Status launch_early_in_clusters(void (*kernel)(Parameters...), dim3 blocks, unsigned cluster, int threads,
+                                size_t shared_bytes, cudaStream_t stream, const char* name,
+                                const Arguments&... arguments) {
+  return detail::launch(kernel, blocks, threads, shared_bytes, stream, true, cluster, name, arguments...);
 }
 
 }  // namespace lla::cuda

@@ -27,13 +27,13 @@ Status find_encoder(PFN_cuTensorMapEncodeTiled_v12000& encode) {
 namespace {
 
 Status encode_halves(CUtensorMap& map, const void* data, int rank, const cuuint64_t* size, const cuuint64_t* stride,
-                     const cuuint32_t* box) {
+                     const cuuint32_t* box, CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
   PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
   LLA_RETURN_IF_ERROR(find_encoder(encode));
   const cuuint32_t step[4] = {1, 1, 1, 1};
   const CUresult result =
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, static_cast<cuuint32_t>(rank), const_cast<void*>(data), size, stride,
-             box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+             box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, promotion,
              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     return {LLA_CUDA_ERROR, core::cat("cuTensorMapEncodeTiled failed with code ", static_cast<int>(result))};
@@ -55,7 +55,9 @@ Status make_cache_map(CUtensorMap& map, const core::Operand& cache, const int64_
   const cuuint64_t size[4] = {whole(sizes[3]), whole(sizes[2]), whole(sizes[1]), whole(sizes[0])};
   const cuuint64_t stride[3] = {whole(cache.stride[2] * 2), whole(cache.stride[1] * 2), whole(cache.stride[0] * 2)};
   const cuuint32_t box[4] = {64, 1, static_cast<cuuint32_t>(box_slots), 1};
-  return encode_halves(map, cache.data, 4, size, stride, box);
+  // Beside a row of 128 bytes lies another head's: not to be fetched with it.
+  return encode_halves(map, cache.data, 4, size, stride, box,
+                       sizes[3] > 64 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
 }
 
 }  // namespace lla::cuda::sm90

@@ -14,7 +14,10 @@ inline constexpr float kSlack = 3;         // bits a logit may exceed the maximu
 inline constexpr int kMostRedos = 2;
 inline constexpr int kRedoBits = 8;
 
-__device__ __forceinline__ void converters_sync() { named_sync(kConverterBarrier, kConverterThreads); }
+template <class C>
+__device__ __forceinline__ void converters_sync() {
+  named_sync(kConverterBarrier, C::kConverters);
+}
 
 __device__ __forceinline__ float column_sum(float x) {  // over the threads that share a key
   x += __shfl_xor_sync(0xffffffffu, x, 4);
@@ -34,7 +37,7 @@ template <class C>
 struct Converter {
   Shared<C>& s;
   const Params& p;
-  const int lane, warp, group;  // warp: of the eight; group: the stage it fills
+  const int lane, warp, group;  // warp: of all; group: the stage it fills
   float omega;
   float heaviest;  // its half logit
   int max;

@@ -7,6 +7,8 @@
 
 namespace lla::cuda::sm90::decode {
 
+inline constexpr int kGivenWarps = 8, kGivenThreads = 32 * kGivenWarps;
+
 // A part's sums: head, then Σ w v and Σ w (e - centre) v.
 struct GivenHead {
   float max, omega, omega_e, centre;  // max in log2 units; omega_e = Σ w (e - centre)
@@ -23,11 +25,11 @@ struct GivenConfig {
 
 template <class C>
 struct GivenShared {
-  alignas(1024) unsigned char raw[kConverterWarps][C::kRawSlots][2][C::kRawBytes];
+  alignas(1024) unsigned char raw[kGivenWarps][C::kRawSlots][2][C::kRawBytes];
   float2 query_x[C::kDim];
-  float sums[kConverterWarps][2 * C::kDim];
-  GivenHead heads[kConverterWarps];
-  Barrier loaded[kConverterWarps][C::kRawSlots];
+  float sums[kGivenWarps][2 * C::kDim];
+  GivenHead heads[kGivenWarps];
+  Barrier loaded[kGivenWarps][C::kRawSlots];
 };
 
 template <class C>
@@ -47,7 +49,7 @@ struct GivenWarp {
 #pragma unroll
     for (int i = 0; i < C::kChunks; ++i) plain[i] = with_e[i] = 0;
   }
-  __device__ __forceinline__ int first_of(int n) const { return u.start + (n * kConverterWarps + warp) * kWarpKeys; }
+  __device__ __forceinline__ int first_of(int n) const { return u.start + (n * kGivenWarps + warp) * kWarpKeys; }
   __device__ __forceinline__ void ask(int n) {
     if (first_of(n) < u.part.end) ring.ask(p, from, first_of(n), u.part, invalid);
   }
@@ -142,12 +144,12 @@ struct GivenWarp {
     if (lane == 0) s.heads[warp] = {max, omega, omega_e, centre, 0};
     const bool wrong = __syncthreads_or(invalid) || u.invalid;
     float top = -INFINITY, all = 0, all_e = 0, reference = 0;
-    for (int w = 0; w < kConverterWarps; ++w) {
+    for (int w = 0; w < kGivenWarps; ++w) {
       if (s.heads[w].max > top) top = s.heads[w].max, reference = s.heads[w].centre;
     }
-    for (int d = threadIdx.x; d < 2 * C::kDim; d += kConverterThreads) {
+    for (int d = threadIdx.x; d < 2 * C::kDim; d += kGivenThreads) {
       float sum = 0;
-      for (int w = 0; w < kConverterWarps; ++w) {
+      for (int w = 0; w < kGivenWarps; ++w) {
         if (s.heads[w].omega == 0) continue;  // no key
         float x = s.sums[w][d];
         if (d >= C::kDim) x = fmaf(s.heads[w].centre - reference, s.sums[w][d - C::kDim], x);
@@ -156,7 +158,7 @@ struct GivenWarp {
       slot[kGivenHead + d] = sum;
     }
     if (threadIdx.x == 0) {
-      for (int w = 0; w < kConverterWarps; ++w) {
+      for (int w = 0; w < kGivenWarps; ++w) {
         if (s.heads[w].omega == 0) continue;  // no key
         const float factor = exp2_fast(s.heads[w].max - top);
         all = fmaf(factor, s.heads[w].omega, all);
@@ -169,11 +171,11 @@ struct GivenWarp {
 };
 
 template <class C>
-__global__ void __launch_bounds__(kConverterThreads, 1) given_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kGivenThreads, 1) given_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   GivenShared<C>& s = *reinterpret_cast<GivenShared<C>*>(memory);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kConverterWarps * C::kRawSlots; ++i) s.loaded[0][i].init(1);
+    for (int i = 0; i < kGivenWarps * C::kRawSlots; ++i) s.loaded[0][i].init(1);
     barrier_init_fence();
   }
   __syncthreads();

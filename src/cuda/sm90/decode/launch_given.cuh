@@ -9,7 +9,7 @@ template <int kDim, bool kBf16>
 Status launch_given(const Launch& call) {
   using C = GivenConfig<kDim, kBf16>;
   return for_each_share(call, {call.rows, kDim, true, call.blocks}, [&](const Params& p) -> Status {
-    LLA_RETURN_IF_ERROR(launch_early(given_kernel<C>, dim3(static_cast<unsigned>(call.blocks)), kConverterThreads,
+    LLA_RETURN_IF_ERROR(launch_early(given_kernel<C>, dim3(static_cast<unsigned>(call.blocks)), kGivenThreads,
                                      sizeof(GivenShared<C>), call.stream, "launching the decode kernel for given x",
                                      p));
     return launch_early(given_merge_kernel<kDim>, dim3(static_cast<unsigned>(p.row_count)), kDim, 0, call.stream,

@@ -8,24 +8,9 @@ namespace lla::cuda::sm90::decode {
 
 template <int kDim, bool kBf16, int kCluster>
 Status launch_solve(const Params& p, cudaStream_t stream) {
-  const auto kernel = solve_kernel<kDim, kBf16, kCluster>;
-  constexpr size_t kBytes = sizeof(SolveShared<kDim>);
-  constexpr const char* kName = "launching the decode solver";
-  LLA_RETURN_IF_ERROR(allow_shared_memory(kernel, kBytes, kName));
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = kCluster;
-  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(p.row_count * kCluster));
-  config.blockDim = dim3(kSolveThreads);
-  config.dynamicSmemBytes = kBytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  return to_status(cudaLaunchKernelEx(&config, kernel, p), kName);
+  return launch_early_in_clusters(solve_kernel<kDim, kBf16, kCluster>, dim3(static_cast<unsigned>(p.row_count * kCluster)),
+                                  kCluster, kSolveThreads, sizeof(SolveShared<kDim>), stream,
+                                  "launching the decode solver", p);
 }
 
 template <int kDim, bool kBf16>

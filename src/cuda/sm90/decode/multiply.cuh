@@ -144,7 +144,7 @@ __device__ __forceinline__ void multiply(Shared<C>& s, const Params& p) {
         s.finished.arrive_for_warp();
       }
     }
-    stage ^= 1;
+    stage = stage + 1 == C::kGroups ? 0 : stage + 1;
     parity ^= stage == 0;
   }
 }

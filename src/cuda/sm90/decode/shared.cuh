@@ -1,4 +1,4 @@
-// A decode block: eight warps that convert keys and values, and one or two warpgroups that multiply what they made.
+// A decode block: groups of four warps that convert keys and values, and one or two warpgroups that multiply what they made.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -11,9 +11,6 @@ namespace lla::cuda::sm90::decode {
 
 inline constexpr int kTileKeys = 64;   // of a stage, made by a warpgroup of converters
 inline constexpr int kWarpKeys = 16;   // of a warp
-inline constexpr int kConverterWarps = 8;
-inline constexpr int kConverterThreads = kConverterWarps * 32;
-inline constexpr int kStages = 2;      // one for each group of converters
 inline constexpr int kRestart = 16;    // tiles after which accumulators start anew: 1,024 keys
 inline constexpr int kConverterBarrier = 1;  // named
 
@@ -23,9 +20,12 @@ struct Config {
   static constexpr bool kBf16 = kBf16_;
   static constexpr int kChunks = kDim / 8;  // of 16 bytes, of a row
   static constexpr int kMultipliers = kDim / 64;  // warpgroups
-  static constexpr int kThreads = kConverterThreads + 128 * kMultipliers;
+  // Groups of converters, each with a stage of its own: as many as there are registers for.
+  static constexpr int kGroups = kDim == 128 ? 2 : 3;
+  static constexpr int kWarps = 4 * kGroups, kConverters = 32 * kWarps;
+  static constexpr int kThreads = kConverters + 128 * kMultipliers;
   static constexpr int kRawBytes = kWarpKeys * kDim * 2;       // keys (or values) of a warp
-  static constexpr int kRawSlots = kDim == 128 ? 2 : 4;
+  static constexpr int kRawSlots = kDim == 128 ? 2 : 3;
   static constexpr int kPartBytes = kTileKeys * 128;           // 64 columns of a stage
   // Parts of a stage: keys, roots (of which 8 columns are used), values.
   static constexpr int kKeyParts = kDim / 64, kRootPart = kKeyParts, kValuePart = kKeyParts + 1;
@@ -41,23 +41,23 @@ struct TileHead {
 
 template <class C>
 struct Shared {
-  alignas(1024) unsigned char stage[kStages][C::kStageBytes];
-  alignas(1024) unsigned char raw[kConverterWarps][C::kRawSlots][2][C::kRawBytes];
-  alignas(16) unsigned char heaviest[kConverterWarps][2][C::kDim * 2];
+  alignas(1024) unsigned char stage[C::kGroups][C::kStageBytes];
+  alignas(1024) unsigned char raw[C::kWarps][C::kRawSlots][2][C::kRawBytes];
+  alignas(16) unsigned char heaviest[C::kWarps][2][C::kDim * 2];
   float2 query_centre[C::kDim];  // query in logit units, scaled reference key
   float centre[C::kDim];
-  float scratch[kConverterWarps][C::kDim];
-  float parts[kConverterWarps];
-  float more_parts[kConverterWarps];
-  float heaviest_logit[kConverterWarps];
-  int32_t warp_max[kConverterWarps];
+  float scratch[C::kWarps][C::kDim];
+  float parts[C::kWarps];
+  float more_parts[C::kWarps];
+  float heaviest_logit[C::kWarps];
+  int32_t warp_max[C::kWarps];
   Unit unit;
   Walk walk;
   int32_t overflow;  // products too large for fp16 operands
-  TileHead head[kStages];
-  Barrier full[kStages], empty[kStages];
+  TileHead head[C::kGroups];
+  Barrier full[C::kGroups], empty[C::kGroups];
   Barrier finished;  // a unit's products are in its slot
-  Barrier loaded[kConverterWarps][C::kRawSlots];
+  Barrier loaded[C::kWarps][C::kRawSlots];
 };
 
 template <bool kBf16>

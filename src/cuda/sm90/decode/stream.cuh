@@ -23,12 +23,12 @@ __device__ __forceinline__ void convert(Shared<C>& s, const Params& p, int threa
         record_row(p, s.unit, blockIdx.x);
       }
     }
-    converters_sync();
+    converters_sync<C>();
     if (s.unit.local < 0) break;
     run_unit<C>(c, ring, s.unit, s.unit.local + static_cast<int>(blockIdx.x), tiles_done, fills, attempts);
-    converters_sync();
+    converters_sync<C>();
   }
-  if (static_cast<uint32_t>(c.group) == (tiles_done & 1)) {
+  if (static_cast<uint32_t>(c.group) == tiles_done % C::kGroups) {
     s.empty[c.group].wait((fills & 1) ^ 1);
     if (c.lane == 0 && c.warp % 4 == 0) s.head[c.group].flags = kStop;
     __syncwarp();
@@ -41,12 +41,12 @@ __global__ void __launch_bounds__(C::kThreads, 1) stream_kernel(const __grid_con
   extern __shared__ __align__(1024) unsigned char memory[];
   Shared<C>& s = *reinterpret_cast<Shared<C>*>(memory);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) {
+    for (int i = 0; i < C::kGroups; ++i) {
       s.full[i].init(4 * kWarpArrivals);
       s.empty[i].init(4 * C::kMultipliers * kWarpArrivals);
     }
     s.finished.init(4 * C::kMultipliers * kWarpArrivals);
-    for (int i = 0; i < kConverterWarps * C::kRawSlots; ++i) s.loaded[0][i].init(1);
+    for (int i = 0; i < C::kWarps * C::kRawSlots; ++i) s.loaded[0][i].init(1);
     barrier_init_fence();
   }
   __syncthreads();

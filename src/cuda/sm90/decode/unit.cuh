@@ -33,12 +33,12 @@ struct UnitRun {
         ring(warp_ring) {}
 
   // Largest over all converting warps of what each warp brings.
-  __device__ __forceinline__ float over_warps(float (&parts)[kConverterWarps], float mine) {
+  __device__ __forceinline__ float over_warps(float (&parts)[C::kWarps], float mine) {
     if (c.lane == 0) parts[c.warp] = mine;
-    converters_sync();
+    converters_sync<C>();
     float all = parts[0];
 #pragma unroll
-    for (int w = 1; w < kConverterWarps; ++w) all = fmaxf(all, parts[w]);
+    for (int w = 1; w < C::kWarps; ++w) all = fmaxf(all, parts[w]);
     return all;
   }
 
@@ -48,11 +48,15 @@ struct UnitRun {
   __device__ __forceinline__ int tiles() const {
     return max(0, u.part.end - u.start + kTileKeys - 1) / kTileKeys;
   }
+  // Of this group, where the block has done so many.
+  __device__ __forceinline__ int first_tile(uint32_t tiles_done) const {
+    return static_cast<int>((c.group + C::kGroups - tiles_done % C::kGroups) % C::kGroups);
+  }
   __device__ __forceinline__ void ask(int tile) {
     if (tile < tiles()) ring.ask(p, from, first_key(tile), u.part, invalid);
   }
 
-  // The reference key, maximum and scales, from the row's first 128 keys: the same for all parts of a row. Needs the
+  // The reference key, maximum and scales, from the row's first keys, sixteen a warp: the same for all parts of a row. Needs the
   // query in query_centre. Its tile is the next in the ring.
   __device__ void reference(uint32_t seen) {
     auto& raw = ring.take(seen);
@@ -61,16 +65,17 @@ struct UnitRun {
     c.template logits<false>(logit, unused, raw[0], seen);
     // Without the heaviest: of equals the first.
     const float top = over_warps(s.parts, Converter<C>::largest(logit));
-    int key = kGranule;
+    constexpr int kNone = 1 << 20;
+    int key = kNone;
 #pragma unroll
     for (int j = 3; j >= 0; --j) key = logit[j] == top && top > -INFINITY ? c.warp * kWarpKeys + c.key_at(j) : key;
     key = min(key, __shfl_xor_sync(0xffffffffu, key, 1));
     key = min(key, __shfl_xor_sync(0xffffffffu, key, 2));
     if (c.lane == 0) s.warp_max[c.warp] = key;
-    converters_sync();
-    int heaviest = kGranule;
+    converters_sync<C>();
+    int heaviest = kNone;
 #pragma unroll
-    for (int w = 0; w < kConverterWarps; ++w) heaviest = min(heaviest, s.warp_max[w]);
+    for (int w = 0; w < C::kWarps; ++w) heaviest = min(heaviest, s.warp_max[w]);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       if (c.warp * kWarpKeys + c.key_at(j) == heaviest) logit[j] = -INFINITY;
@@ -96,17 +101,17 @@ struct UnitRun {
       }
     }
     if (c.lane == 0) s.parts[c.warp] = sum;
-    converters_sync();
+    converters_sync<C>();
     const int thread = c.warp * 32 + c.lane;
     if (thread < C::kDim) {
       float total = 0, weights = 0;
-      for (int w = 0; w < kConverterWarps; ++w) {
+      for (int w = 0; w < C::kWarps; ++w) {
         total += s.scratch[w][thread];
         weights += s.parts[w];
       }
       s.centre[thread] = weights > 0 ? __bfloat162float(__float2bfloat16_rn(total / weights)) : 0;
     }
-    converters_sync();
+    converters_sync<C>();
     float largest_key = 0, largest_value = 0;
 #pragma unroll
     for (int i = 0; i < C::kChunks / 2; ++i) {
@@ -136,19 +141,19 @@ struct UnitRun {
     c.value_scale = power_of_two_scale(largest_value) * 0x1p-18f;
     const float from_max = second > -INFINITY ? second : top > -INFINITY ? top : 0;
     c.max = static_cast<int>(ceilf(fmaxf(fminf(from_max, 1e6f), -1e6f)));
-    converters_sync();
+    converters_sync<C>();
   }
 
   // The maximum all warps go on with.
   __device__ __forceinline__ void agree_on_maximum() {
     if (c.lane == 0) s.warp_max[c.warp] = c.max;
-    converters_sync();
+    converters_sync<C>();
     int top = c.max;
 #pragma unroll
-    for (int w = 0; w < kConverterWarps; ++w) top = max(top, s.warp_max[w]);
+    for (int w = 0; w < C::kWarps; ++w) top = max(top, s.warp_max[w]);
     c.omega *= four_to(c.max - top);
     c.max = top;
-    converters_sync();
+    converters_sync<C>();
   }
 
   // Whether what is apart is too large for the scales.
@@ -172,28 +177,29 @@ struct UnitRun {
   // The group's first tile is asked for already.
   __device__ bool stream(int slot, uint32_t tiles_done, uint32_t& fills) {
     const int tiles = this->tiles();
-    const int own = (c.group - tiles_done) & 1;  // first tile of this group
+    const int own = first_tile(tiles_done);
     c.clear();
 #pragma unroll 1
-    for (int ahead = 1; ahead < C::kRawSlots; ++ahead) ask(own + 2 * ahead);
+    for (int ahead = 1; ahead < C::kRawSlots; ++ahead) ask(own + C::kGroups * ahead);
 #pragma unroll 1
-    for (int tile = own; tile < tiles; tile += 2) {
-      if (tile >= kRestart && tile % kRestart < 2 && (tile | 1) < tiles) agree_on_maximum();
+    for (int tile = own; tile < tiles; tile += C::kGroups) {
+      const int chunk = tile / kRestart * kRestart;
+      if (chunk > 0 && tile - chunk < C::kGroups && chunk + C::kGroups <= tiles) agree_on_maximum();
       const uint32_t seen = seen_of(u.part, first_key(tile));
       c.template tile<true>(ring.take(seen), seen, (fills & 1) ^ 1, tile == 0 ? kFresh : 0, slot);
       ++fills;
-      ask(tile + 2 * C::kRawSlots);
+      ask(tile + C::kGroups * C::kRawSlots);
     }
     if (c.lane == 0) s.heaviest_logit[c.warp] = c.heaviest;
-    const bool large = named_any(kConverterBarrier, kConverterThreads, too_large());
-    if (static_cast<uint32_t>(c.group) == ((tiles_done + tiles) & 1)) {
+    const bool large = named_any(kConverterBarrier, C::kConverters, too_large());
+    if (first_tile(tiles_done + tiles) == 0) {
       const int best = heaviest_warp();
       auto& raw = ring.raw[0];  // nothing is in flight
       Ring<C>::clear(raw, 0);
       __syncwarp();
       uint32_t seen = 0;
       if (c.warp % 4 == 0) {
-        for (int w = 0; w < kConverterWarps; ++w) {
+        for (int w = 0; w < C::kWarps; ++w) {
           if (w == best || !(s.heaviest_logit[w] > -INFINITY)) continue;
           seen |= 1u << w;
           for (int which = 0; which < 2; ++which) {
@@ -212,12 +218,12 @@ struct UnitRun {
     return large;
   }
 
-  // Of the eight; of equals the first; -1: no key at all.
+  // Of all; of equals the first; -1: no key at all.
   __device__ __forceinline__ int heaviest_warp() const {
     int best = -1;
     float top = -INFINITY;
 #pragma unroll
-    for (int w = 0; w < kConverterWarps; ++w) {
+    for (int w = 0; w < C::kWarps; ++w) {
       if (s.heaviest_logit[w] > top) top = s.heaviest_logit[w], best = w;
     }
     return best;
@@ -227,9 +233,9 @@ struct UnitRun {
   __device__ void publish(float* slot) {
     const float omega = keys_sum(c.omega);
     if (c.lane == 0) s.parts[c.warp] = omega, s.warp_max[c.warp] = c.max;
-    const bool wrong = named_any(kConverterBarrier, kConverterThreads, invalid) || u.invalid;
+    const bool wrong = named_any(kConverterBarrier, C::kConverters, invalid) || u.invalid;
     int top = s.warp_max[0];
-    for (int w = 1; w < kConverterWarps; ++w) top = max(top, s.warp_max[w]);
+    for (int w = 1; w < C::kWarps; ++w) top = max(top, s.warp_max[w]);
     const int thread = c.warp * 32 + c.lane;
     float* const vectors = slot + kSlotHead;
     const int best = heaviest_warp();
@@ -252,7 +258,7 @@ struct UnitRun {
     if (thread == 0) {
       SlotHead& head = *reinterpret_cast<SlotHead*>(slot);
       float sum = 0;
-      for (int w = 0; w < kConverterWarps; ++w) sum += four_to(s.warp_max[w] - top) * s.parts[w];
+      for (int w = 0; w < C::kWarps; ++w) sum += four_to(s.warp_max[w] - top) * s.parts[w];
       head.omega_max = top;
       head.omega = sum;
       head.heaviest_max = static_cast<int>(whole);
@@ -260,7 +266,7 @@ struct UnitRun {
       head.key_scale = c.key_scale, head.value_scale = c.value_scale;
       head.invalid = wrong;
     }
-    converters_sync();
+    converters_sync<C>();
   }
 };
 
@@ -274,15 +280,15 @@ __device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C>& ring, const U
   const int thread = c.warp * 32 + c.lane;
   const int first = aligned(u.row.begin) + c.warp * kWarpKeys;
   ring.ask(p, run.from, first, u.row, run.invalid);
-  run.ask((c.group - tiles_done) & 1);
+  run.ask(run.first_tile(tiles_done));
   if (thread < C::kDim) s.query_centre[thread].x = query_element<C>(p, u, thread) * p.half_scale;
-  converters_sync();
+  converters_sync<C>();
   run.reference(seen_of(u.row, first));
 #pragma unroll 1
   for (int redo = 0;; ++redo) {
     if (thread < C::kDim) s.query_centre[thread].y = s.centre[thread] * c.key_scale;
     if (thread == 0) s.overflow = 0;
-    converters_sync();
+    converters_sync<C>();
     const bool large = run.stream(slot, tiles_done, fills);
     tiles_done += run.tiles() + 1;
     run.publish(p.slots + int64_t{slot} * slot_floats(C::kDim));
@@ -290,8 +296,8 @@ __device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C>& ring, const U
     if (!(large || s.overflow) || redo == kMostRedos) break;
     c.key_scale *= 1.0f / (1 << kRedoBits);
     c.value_scale *= 1.0f / (1 << kRedoBits);
-    converters_sync();
-    run.ask((c.group - tiles_done) & 1);
+    converters_sync<C>();
+    run.ask(run.first_tile(tiles_done));
   }
 }
 
