@@ -163,7 +163,6 @@ class Queue {
       const std::lock_guard lock(guard_);
       busy_.erase(stack->identity().dump());
     }
-    if (stop()) cut_ = true;
   }
 
   void train(const Stack& stack, const at::Device& device, std::deque<std::pair<std::string, Sources>>& made) {
