@@ -172,10 +172,10 @@ def in_context(results):
              f"on the queries, noiseless in the test. {setup(results)}")
     return Section("in-context", "In-context regression", intro,
                    f"<strong>In-context regression:</strong> {sentences[0] if runs.wins('lla')[1] else 'LLA alone was run.'}",
-                   [Figure("in-context", save(lambda v: panels(runs, v, "segment size S", "test error", "L = {}", True), results.directory, "in_context"),
+                   [Figure("in_context", save(lambda v: panels(runs, v, "segment size S", "test error", "L = {}", True), results.directory, "in_context"),
                            "Test error against the segment size", "LLA consistently outperforms other baselines across all configurations, particularly with smaller segment sizes.",
                            bullets(sentences), results.command),
-                    Figure("in-context-curves", save(lambda v: curves(runs, v, "test", "epoch", "best test error so far", True, lambda s: f"L = {s[0]}"), results.directory,
+                    Figure("in_context_curves", save(lambda v: curves(runs, v, "test", "epoch", "best test error so far", True, lambda s: f"L = {s[0]}"), results.directory,
                                                      "in_context_curves"),
                            "Learning curves, averaged over segment sizes", "No curves are given for this task.", bullets([runs.shortened(100)]), results.command)],
                    [runs.score_table(("L", "S"), "Test error, mean over seeds at the rate chosen on validation; the lowest in bold."),
@@ -236,7 +236,7 @@ def recall(results):
                    [Figure("recall", save(lambda v: panels(runs, v, "key-value pairs", "test accuracy", "L = {}", False), results.directory, "recall"),
                            "Test accuracy against the number of pairs",
                            "LLA achieves the highest accuracy in associative recall across different sequence lengths and number of key-value pairs.", bullets(sentences), results.command),
-                    Figure("recall-curves", save(lambda v: curves(runs, v, "test", "epoch", "best accuracy so far", False, lambda s: f"L = {s[0]}"), results.directory,
+                    Figure("recall_curves", save(lambda v: curves(runs, v, "test", "epoch", "best accuracy so far", False, lambda s: f"L = {s[0]}"), results.directory,
                                                  "recall_curves"),
                            "Learning curves, averaged over pair counts",
                            "Gated DeltaNet: an extended plateau, then an abrupt transition whose timing depends on learning rate and dataset size. LLA: consistent, gradual improvement.",
@@ -255,9 +255,9 @@ def state_tracking(results):
     sentences += common(runs, percent) + [rows_sentence([r for r in runs.records if r["model"] == "lla"]), runs.shortened(64)]
     intro = (f"N items at positions, N/6 to N/3 swaps, then {results.settings['options']['queries']} positions whose item is asked for. {setup(results)}")
     return Section("state-tracking", "State tracking", intro, f"<strong>State tracking:</strong> {sentences[0]}",
-                   [Figure("state-tracking", save(lambda v: panels(runs, v, "positions N", "test accuracy", "{}", False), results.directory, "state_tracking"),
+                   [Figure("state_tracking", save(lambda v: panels(runs, v, "positions N", "test accuracy", "{}", False), results.directory, "state_tracking"),
                            "Test accuracy against the number of positions", "LLA achieves test accuracy on par with softmax attention across N.", bullets(sentences), results.command),
-                    Figure("state-tracking-curves", save(lambda v: curves(runs, v, "test", "epoch", "best accuracy so far", False, lambda s: f"N = {s[0]}"), results.directory,
+                    Figure("state_tracking_curves", save(lambda v: curves(runs, v, "test", "epoch", "best accuracy so far", False, lambda s: f"N = {s[0]}"), results.directory,
                                                          "state_tracking_curves"),
                            "Learning curves", "No curves are given for this task.", bullets([runs.shortened(64)]), results.command)],
                    [runs.score_table(("N",), "Test accuracy, mean over seeds at the rate chosen on validation; the highest in bold.", percent),

@@ -4,7 +4,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <random>
 
 #include "support/compare.hpp"
 #include "support/gates.hpp"
@@ -167,6 +170,44 @@ TEST_P(Cache, LongCaches) {
       expect_right(spec, kind);
       if (HasFatalFailure() || IsSkipped()) return;
     }
+  }
+}
+
+// Drawn calls: one seed gives one call, and a failure prints it.
+TEST_P(Cache, RandomCalls) {
+  const int count = reduced() ? 15 : 60;
+  for (int seed = 0; seed < count; ++seed) {
+    std::mt19937 random(static_cast<unsigned>(seed));
+    const auto between = [&](int64_t low, int64_t high) {
+      return low + static_cast<int64_t>(random() % static_cast<uint64_t>(high - low + 1));
+    };
+    CacheSpec spec;
+    spec.dtype = std::array{DType::f32, DType::f64, DType::bf16, DType::f16}[random() % 4];
+    if (spec.dtype == DType::bf16 || spec.dtype == DType::f16) spec.out_dtype = DType::f32;
+    spec.heads_kv = between(1, 3);
+    spec.heads_q = spec.heads_kv * between(1, 4);
+    spec.dim = 8 * between(1, 16);
+    spec.value_dim = random() % 2 ? spec.dim : 8 * between(1, 16);
+    spec.page_size = random() % 3 ? between(1, 40) : 0;
+    spec.order = std::array{PageOrder::forward, PageOrder::reversed, PageOrder::shuffled}[random() % 3];
+    spec.layout = std::array{Layout::dense, Layout::head_major, Layout::padded, Layout::scattered}[random() % 4];
+    spec.ridge = std::array{RidgeShape::none, RidgeShape::scalar, RidgeShape::head, RidgeShape::token,
+                            RidgeShape::dimension}[random() % 5];
+    spec.packed = random() % 2;
+    spec.options.causal = random() % 4 != 0;
+    if (random() % 3 == 0) spec.options.window_left = between(0, 60);
+    const int64_t rows = between(1, 20);
+    spec.sequences.clear();
+    for (int64_t b = between(1, 5); b > 0; --b) {
+      CachedSequence s;
+      s.rows = spec.packed ? (random() % 3 ? 1 : between(0, 40)) : rows;
+      s.keys = std::max(s.rows, between(0, 300));
+      s.first_key = random() % 4 ? 0 : between(0, s.keys);
+      spec.sequences.push_back(s);
+    }
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    expect_right(spec, data::Kind::randn, static_cast<uint64_t>(seed));
+    if (HasFatalFailure() || IsSkipped()) return;
   }
 }
 

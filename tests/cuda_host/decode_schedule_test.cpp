@@ -129,7 +129,8 @@ TEST(DecodeSchedule, WindowsPaddingAndRandomBatches) {
   for (int round = 0; round < 200; ++round) {
     const int n = 1 + draw(70);
     std::vector<int32_t> keys, rows;
-    for (int b = 0; b < n; ++b) keys.push_back(draw(draw(4) == 0 ? 6000 : 300)), rows.push_back(std::min(draw(5), keys.back()));
+    for (int b = 0; b < n; ++b)
+      keys.push_back(draw(draw(4) == 0 ? 6000 : 300)), rows.push_back(std::min(draw(5), keys.back()));
     Batch batch(keys, rows, 2, 2);
     batch.shape.left = draw(2) == 0 ? -1 : draw(400);
     batch.shape.right = draw(3) - 1;

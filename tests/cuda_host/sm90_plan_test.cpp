@@ -1,10 +1,10 @@
 // The Hopper planner, asked about an H200 from any machine.
 #include <gtest/gtest.h>
 
-#include "cuda/sm90/solve/config.hpp"
 #include "cuda/sm90/parallax/config.hpp"
 #include "cuda/sm90/plan.hpp"
 #include "cuda/sm90/sm90.hpp"
+#include "cuda/sm90/solve/config.hpp"
 #include "cuda/sm90/workspace.hpp"
 #include "plan/machine.hpp"
 

@@ -52,6 +52,12 @@ const Feature kFeatures[] = {
        p.cache = true;
        p.page_size = 16;
      }},
+    {"... with up to 32 new rows per key head",
+     [](Problem& p) {
+       p.cache = true;
+       p.page_size = 16;
+       p.seqlen_q = p.total_q = 1;
+     }},
     {"options.batch_invariant", [](Problem& p) { p.batch_invariant = true; }},
 };
 

@@ -31,10 +31,9 @@ Status encode_halves(CUtensorMap& map, const void* data, int rank, const cuuint6
   PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
   LLA_RETURN_IF_ERROR(find_encoder(encode));
   const cuuint32_t step[4] = {1, 1, 1, 1};
-  const CUresult result =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, static_cast<cuuint32_t>(rank), const_cast<void*>(data), size, stride,
-             box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, promotion,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, static_cast<cuuint32_t>(rank),
+                                 const_cast<void*>(data), size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                 CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     return {LLA_CUDA_ERROR, core::cat("cuTensorMapEncodeTiled failed with code ", static_cast<int>(result))};
   }

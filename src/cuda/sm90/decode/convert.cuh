@@ -1,8 +1,8 @@
 // The converting warps: from raw keys and values to K'' = fp16(r (k - c)), V'' = fp16(r v), r = fp16(2^8 sqrt(w)).
 //
-// Each warp takes sixteen keys of a tile and keeps its own maximum, its own sum of weights and its own heaviest key, which stays
-// out of the products; nothing passes between warps but at the ends of a unit and every 1,024 keys, so that bits do
-// not depend on who is first.
+// Each warp takes sixteen keys of a tile and keeps its own maximum, its own sum of weights and its own heaviest key,
+// which stays out of the products; nothing passes between warps but at the ends of a unit and every 1,024 keys, so that
+// bits do not depend on who is first.
 #pragma once
 
 #include "cuda/sm90/decode/load.cuh"
@@ -108,7 +108,8 @@ struct Converter {
 
   // Changes places: the key with the largest logit leaves the tile, the heaviest so far (if any) takes its place.
   // Returns the key whose place is empty now, as a bit, or 0.
-  __device__ __forceinline__ uint32_t exchange(unsigned char (&raw)[2][C::kRawBytes], const float (&logit)[4], float largest) {
+  __device__ __forceinline__ uint32_t exchange(unsigned char (&raw)[2][C::kRawBytes], const float (&logit)[4],
+                                               float largest) {
     int key = 99;
 #pragma unroll
     for (int j = 3; j >= 0; --j) key = logit[j] == largest ? key_at(j) : key;
@@ -139,16 +140,18 @@ struct Converter {
 #pragma unroll 1
     for (;;) {
       logits<true>(logit, pairs, raw[0], seen);
-      const float largest_here = largest(logit);
-      if (!kApart || !(largest_here > heaviest)) {
-        if (largest_here > static_cast<float>(max) + kSlack) {
-          const int higher = static_cast<int>(ceilf(fminf(largest_here, 1e6f)));
-          omega *= four_to(max - higher);
-          max = higher;
-        }
-        break;
+      // Rarely is anything to be done about the largest: a vote costs less than finding it.
+      const float own = fmaxf(fmaxf(logit[0], logit[1]), fmaxf(logit[2], logit[3]));
+      if (kApart && __any_sync(0xffffffffu, own > heaviest)) {
+        seen &= ~exchange(raw, logit, keys_max(own));
+        continue;
       }
-      seen &= ~exchange(raw, logit, largest_here);
+      if (__any_sync(0xffffffffu, own > static_cast<float>(max) + kSlack)) {
+        const int higher = static_cast<int>(ceilf(fminf(keys_max(own), 1e6f)));
+        omega *= four_to(max - higher);
+        max = higher;
+      }
+      break;
     }
     float r[4];
     uint32_t roots[2];
@@ -178,7 +181,7 @@ struct Converter {
     store_roots(roots);
 #pragma unroll
     for (int j = 0; j < 4; ++j) r[j] *= value_scale;
-    const auto store_values = [&](uint32_t (&v)[4], int i) {
+    const auto store_values = [&](uint32_t(&v)[4], int i) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float2 wide = widen_pair<C::kBf16>(v[e]);

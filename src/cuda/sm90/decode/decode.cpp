@@ -43,7 +43,12 @@ Params params_of(const core::ForwardCall& call) {
 
 Status forward(const core::ForwardCall& call, const core::Plan& plan) {
   const Problem& p = call.problem;
-  Launch launch{params_of(call), p.rows(), kernel_dim(p), p.dtype == DType::bf16, plan.workers, call.workspace,
+  Launch launch{params_of(call),
+                p.rows(),
+                kernel_dim(p),
+                p.dtype == DType::bf16,
+                plan.workers,
+                call.workspace,
                 static_cast<cudaStream_t>(call.stream)};
   LLA_RETURN_IF_ERROR(describe_cache(launch.p));
   return decode::launch(launch, p.given_x());

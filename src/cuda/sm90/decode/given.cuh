@@ -88,7 +88,8 @@ struct GivenWarp {
 #pragma unroll
       for (int j = 0; j < 4; ++j) heaviest = logit[j] == largest ? e[j] : heaviest;
       heaviest = keys_max(heaviest);
-      const float factor = max == -INFINITY ? 0 : exp2_fast(max - largest), by = max == -INFINITY ? 0 : centre - heaviest;
+      const float factor = max == -INFINITY ? 0 : exp2_fast(max - largest),
+                  by = max == -INFINITY ? 0 : centre - heaviest;
 #pragma unroll
       for (int i = 0; i < C::kChunks; ++i) with_e[i] = fmaf(by, plain[i], with_e[i]) * factor, plain[i] *= factor;
       omega_e = fmaf(by, omega, omega_e) * factor, omega *= factor;

@@ -8,9 +8,9 @@ namespace lla::cuda::sm90::decode {
 
 template <int kDim, bool kBf16, int kCluster>
 Status launch_solve(const Params& p, cudaStream_t stream) {
-  return launch_early_in_clusters(solve_kernel<kDim, kBf16, kCluster>, dim3(static_cast<unsigned>(p.row_count * kCluster)),
-                                  kCluster, kSolveThreads, sizeof(SolveShared<kDim>), stream,
-                                  "launching the decode solver", p);
+  return launch_early_in_clusters(solve_kernel<kDim, kBf16, kCluster>,
+                                  dim3(static_cast<unsigned>(p.row_count * kCluster)), kCluster, kSolveThreads,
+                                  sizeof(SolveShared<kDim>), stream, "launching the decode solver", p);
 }
 
 template <int kDim, bool kBf16>

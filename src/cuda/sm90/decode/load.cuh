@@ -39,8 +39,8 @@ __device__ __forceinline__ uint32_t raw_at(uint32_t start, int i) {
 __device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap* map, int column, int head, int slot, int page,
                                          Barrier& barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::
-          "r"(to),
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];" ::"r"(to),
       "l"(map), "r"(shared_address(&barrier.word)), "r"(column), "r"(head), "r"(slot), "r"(page)
       : "memory");
 }
@@ -90,8 +90,8 @@ struct Ring {
       for (int which = 0; which < 2; ++which) {
 #pragma unroll
         for (int group = 0; group < C::kDim / 64; ++group) {
-          load_box(to + which * C::kRawBytes + group * kWarpKeys * 128, which == 0 ? &p.key_map : &p.value_map, 64 * group,
-                   from.head, at.y, at.x, full[here]);
+          load_box(to + which * C::kRawBytes + group * kWarpKeys * 128, which == 0 ? &p.key_map : &p.value_map,
+                   64 * group, from.head, at.y, at.x, full[here]);
         }
       }
     };
@@ -131,7 +131,8 @@ struct Ring {
           const bool there = at.x >= 0 && d < (which == 0 ? p.dim : p.value_dim);
           const int64_t element = at.x * operand.stride[0] + at.y * operand.stride[1] + from.head * operand.stride[2] +
                                   d * operand.stride[3];
-          *reinterpret_cast<uint16_t*>(raw[here][which] + raw_offset(row, d / 8) + d % 8 * 2) = there ? base[element] : 0;
+          *reinterpret_cast<uint16_t*>(raw[here][which] + raw_offset(row, d / 8) + d % 8 * 2) =
+              there ? base[element] : 0;
         }
       }
     }

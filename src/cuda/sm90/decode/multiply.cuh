@@ -105,8 +105,8 @@ __device__ __forceinline__ void multiply(Shared<C>& s, const Params& p) {
     if (flags & kFresh) fresh = true, tiles = 0;
     const detail::Operand part(s.stage[stage], C::kPartBytes);
     if (tiles == 0) acc_max = head.max[0];
-    const bool same = ((head.max[0] ^ acc_max) | (head.max[1] ^ acc_max) | (head.max[2] ^ acc_max) |
-                       (head.max[3] ^ acc_max)) == 0;
+    const bool same =
+        ((head.max[0] ^ acc_max) | (head.max[1] ^ acc_max) | (head.max[2] ^ acc_max) | (head.max[3] ^ acc_max)) == 0;
     if (same) {
       mma_fence();
 #pragma unroll

@@ -65,7 +65,8 @@ constexpr Sequence sequence_at(const Shape& p, int32_t b, int32_t claimed) {
   if (p.cu_q) {
     s.start_q = claimed < p.total_q ? claimed : p.total_q;
     s.length_q = clamp_to(p.cu_q[b + 1], s.start_q, p.total_q) - s.start_q;
-    s.invalid = s.invalid || p.cu_q[b] != s.start_q || p.cu_q[b + 1] != s.start_q + s.length_q || s.length_q > p.seqlen_q;
+    s.invalid =
+        s.invalid || p.cu_q[b] != s.start_q || p.cu_q[b + 1] != s.start_q + s.length_q || s.length_q > p.seqlen_q;
   }
   if (s.invalid) s.length = 0;
   s.first = first < 0 ? 0 : first < s.length ? first : s.length;
@@ -87,9 +88,7 @@ constexpr Sequence sequence_at(const Shape& p, int32_t b, int32_t claimed) {
 struct RowPlace {
   int32_t head, index;
 };
-constexpr RowPlace row_place(const Sequence& s, int32_t r) {
-  return {r / s.length_q, r % s.length_q};
-}
+constexpr RowPlace row_place(const Sequence& s, int32_t r) { return {r / s.length_q, r % s.length_q}; }
 
 // Of a launch's rows [first_row, first_row + row_count), those of a sequence whose rows begin at `before`.
 struct RowShare {
@@ -122,7 +121,7 @@ struct Unit {
   int32_t position;            // of the query in q
   int32_t local;               // row of this launch
   Keys row, part;
-  int32_t start;  // of the part's first tile, at or before its first key
+  int32_t start;     // of the part's first tile, at or before its first key
   bool first, last;  // part of the row
   bool invalid;      // the sequence is not usable
 };

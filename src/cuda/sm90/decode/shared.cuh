@@ -1,4 +1,5 @@
-// A decode block: groups of four warps that convert keys and values, and one or two warpgroups that multiply what they made.
+// A decode block: groups of four warps that convert keys and values, and one or two warpgroups that multiply what they
+// made.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -9,24 +10,24 @@
 
 namespace lla::cuda::sm90::decode {
 
-inline constexpr int kTileKeys = 64;   // of a stage, made by a warpgroup of converters
-inline constexpr int kWarpKeys = 16;   // of a warp
-inline constexpr int kRestart = 16;    // tiles after which accumulators start anew: 1,024 keys
+inline constexpr int kTileKeys = 64;         // of a stage, made by a warpgroup of converters
+inline constexpr int kWarpKeys = 16;         // of a warp
+inline constexpr int kRestart = 16;          // tiles after which accumulators start anew: 1,024 keys
 inline constexpr int kConverterBarrier = 1;  // named
 
 template <int kDim_, bool kBf16_>
 struct Config {
   static constexpr int kDim = kDim_;
   static constexpr bool kBf16 = kBf16_;
-  static constexpr int kChunks = kDim / 8;  // of 16 bytes, of a row
+  static constexpr int kChunks = kDim / 8;        // of 16 bytes, of a row
   static constexpr int kMultipliers = kDim / 64;  // warpgroups
   // Groups of converters, each with a stage of its own: as many as there are registers for.
   static constexpr int kGroups = kDim == 128 ? 2 : 3;
   static constexpr int kWarps = 4 * kGroups, kConverters = 32 * kWarps;
   static constexpr int kThreads = kConverters + 128 * kMultipliers;
-  static constexpr int kRawBytes = kWarpKeys * kDim * 2;       // keys (or values) of a warp
+  static constexpr int kRawBytes = kWarpKeys * kDim * 2;  // keys (or values) of a warp
   static constexpr int kRawSlots = kDim == 128 ? 2 : 3;
-  static constexpr int kPartBytes = kTileKeys * 128;           // 64 columns of a stage
+  static constexpr int kPartBytes = kTileKeys * 128;  // 64 columns of a stage
   // Parts of a stage: keys, roots (of which 8 columns are used), values.
   static constexpr int kKeyParts = kDim / 64, kRootPart = kKeyParts, kValuePart = kKeyParts + 1;
   static constexpr int kStageBytes = kPartBytes * (2 * kKeyParts + 1);
@@ -68,7 +69,9 @@ __device__ __forceinline__ float2 widen_pair(uint32_t x) {
     return __half22float2(*reinterpret_cast<const __half2*>(&x));
   }
 }
-__device__ __forceinline__ float2 half_pair(uint32_t x) { return __half22float2(*reinterpret_cast<const __half2*>(&x)); }
+__device__ __forceinline__ float2 half_pair(uint32_t x) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&x));
+}
 __device__ __forceinline__ uint32_t to_half_pair(float a, float b) {
   const __half2 h = __floats2half2_rn(a, b);
   return *reinterpret_cast<const uint32_t*>(&h);

@@ -5,8 +5,8 @@
 #include <cooperative_groups.h>
 
 #include "cuda/common/convert.cuh"
-#include "cuda/sm90/decode/factor.cuh"
 #include "cuda/sm90/decode/convert.cuh"
+#include "cuda/sm90/decode/factor.cuh"
 
 namespace lla::cuda::sm90::decode {
 
@@ -46,8 +46,8 @@ __device__ __forceinline__ T block_reduce(T x, float* scratch, Op op) {
 // thread, of every eight columns (a quad) two. A block takes every kCluster-th strip; its warps share them out.
 template <int kDim, int kCluster>
 struct RowSolve {
-  static constexpr int kStrips = kDim / 16 / kCluster;           // of a block
-  static constexpr int kSplit = kSolveThreads / 32 / kStrips;    // warps that share a strip's quads
+  static constexpr int kStrips = kDim / 16 / kCluster;             // of a block
+  static constexpr int kSplit = kSolveThreads / 32 / kStrips;      // warps that share a strip's quads
   static constexpr int kQuads = (kDim / 8 + kSplit - 1) / kSplit;  // of a warp, at most
   static constexpr int kAtOnce = kQuads < 8 ? kQuads : 8;
 
@@ -124,7 +124,7 @@ struct RowSolve {
       float sum = 0, heavy = 0;
 #pragma unroll 4
       for (int i = 0; i < parts; ++i) {
-        const float weight = s.heaviest_weight[i] * inverse;
+        const float weight = s.heaviest_weight[i] / total;  // exactly 1 where there is one key
         const float scale = value ? s.value_factor[i] : s.key_factor[i];
         sum = fmaf(s.matrix_factor[block.group][i] * scale, slot(i)[at], sum);
         heavy = fmaf(weight * (value ? 1 : scale), vector(i, value ? 2 : 1)[d], heavy);
@@ -154,7 +154,8 @@ struct RowSolve {
         const int quad = sub + (n + e) * kSplit;
         v[e] = quad < block.quads ? *reinterpret_cast<const float4*>(here + quad * 512) : float4{0, 0, 0, 0};
       }
-      const float f = s.matrix_factor[block.group][i] * s.key_factor[i] * (values ? s.value_factor[i] : s.key_factor[i]);
+      const float f =
+          s.matrix_factor[block.group][i] * s.key_factor[i] * (values ? s.value_factor[i] : s.key_factor[i]);
 #pragma unroll
       for (int e = 0; e < kAtOnce; ++e) {
         sum[e].x = fmaf(f, v[e].x, sum[e].x), sum[e].y = fmaf(f, v[e].y, sum[e].y);

@@ -45,9 +45,7 @@ struct UnitRun {
   __device__ __forceinline__ int first_key(int tile) const {
     return u.start + tile * kTileKeys + (c.warp % 4) * kWarpKeys;
   }
-  __device__ __forceinline__ int tiles() const {
-    return max(0, u.part.end - u.start + kTileKeys - 1) / kTileKeys;
-  }
+  __device__ __forceinline__ int tiles() const { return max(0, u.part.end - u.start + kTileKeys - 1) / kTileKeys; }
   // Of this group, where the block has done so many.
   __device__ __forceinline__ int first_tile(uint32_t tiles_done) const {
     return static_cast<int>((c.group + C::kGroups - tiles_done % C::kGroups) % C::kGroups);
@@ -56,8 +54,8 @@ struct UnitRun {
     if (tile < tiles()) ring.ask(p, from, first_key(tile), u.part, invalid);
   }
 
-  // The reference key, maximum and scales, from the row's first keys, sixteen a warp: the same for all parts of a row. Needs the
-  // query in query_centre. Its tile is the next in the ring.
+  // The reference key, maximum and scales, from the row's first keys, sixteen a warp: the same for all parts of a row.
+  // Needs the query in query_centre. Its tile is the next in the ring.
   __device__ void reference(uint32_t seen) {
     auto& raw = ring.take(seen);
     uint32_t unused[2 * C::kChunks];
