@@ -73,7 +73,12 @@ tidy:  ## clang-tidy over the C++ sources
 .PHONY: format
 format:  ## clang-format every source in place
 	@scripts/setup.sh format
-	@git ls-files '*.[ch]' '*.[ch]pp' '*.cu' '*.cuh' | xargs clang-format -i
+	@scripts/format.sh -i
+
+.PHONY: format-check
+format-check:  ## Name the sources that `make format` would change; the first stage of `make test`
+	@scripts/setup.sh format
+	@scripts/format.sh --dry-run --Werror
 
 .PHONY: bench
 bench:  ## Forward and backward speed on this machine's CPU

@@ -26,8 +26,7 @@ struct CpuResult {
   bool cached_weights = false;  // 2 products an iteration instead of 3
   size_t workspace_bytes = 0;
   int threads = 0;
-  double naive_seconds =
-      0;  // forward: a naive per-row implementation on one thread, extrapolated from sampled rows; else 0
+  double naive_seconds = 0;  // forward: a naive loop over rows on one thread, extrapolated from some rows; else 0
 };
 
 // what == cg: seconds and gflops of one iteration (a long run minus a short one, over the difference of their

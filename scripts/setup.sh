@@ -60,7 +60,6 @@ if [ "$purpose" = test ] || [ "$purpose" = bench ]; then
   have pkg-config && pkg-config --exists openblas || missing+=(libopenblas-dev)
 fi
 [ "$purpose" = tidy ] && need_command clang-tidy clang-tidy
-[ "$purpose" = format ] && need_command clang-format clang-format
 if [ "$purpose" = browser ] && ! have chromium && ! have google-chrome; then missing+=(chromium); fi
 
 # CMake and Ninja come with the other packages, or else from PyPI.
@@ -93,6 +92,7 @@ install() { say "installing into .venv: $*"; "$venv/bin/python" -m pip install -
 cmake_is_new || install 'cmake>=3.25'
 have ninja || install ninja
 install -r scripts/requirements-run.txt
+if [ "$purpose" = test ] || [ "$purpose" = format ]; then install -r scripts/requirements-format.txt; fi
 if [ "$purpose" = test ]; then
   install -r scripts/requirements-test.txt
   # Headers only: its own dependencies are a Python toolchain the build does not use.

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Everything `make test` checks, stage by stage, stopping at the first failure. Called by the Makefile.
 #
-#   scripts/test.sh [release] [asan] [tsan]     default: all three
+#   scripts/test.sh [format] [release] [asan] [tsan]     default: all four
 #
+#   format       every source is as `make format` leaves it: seconds, before anything is built
 #   release      every test, with CUDA compiled where nvcc is present
 #   asan, tsan   the CPU suite again under AddressSanitizer + UBSan and ThreadSanitizer: one SIMD target, reduced lists
 set -euo pipefail
@@ -42,9 +43,15 @@ if setarch "$(uname -m)" -R true 2>/dev/null; then fixed_layout=(setarch "$(unam
 
 command -v nvcc >/dev/null || printf 'No nvcc on this machine: the CUDA kernels are not compiled, everything else is tested.\n'
 
-presets=("$@")
-[ $# -gt 0 ] || presets=(release asan tsan)
-for preset in "${presets[@]}"; do
+wanted=("$@")
+[ $# -gt 0 ] || wanted=(format release asan tsan)
+presets=()
+for preset in "${wanted[@]}"; do
+  if [ "$preset" = format ]; then
+    stage format scripts/format.sh --dry-run --Werror
+    continue
+  fi
+  presets+=("$preset")
   prefix=()
   [ "$preset" = tsan ] && prefix=("${fixed_layout[@]}")
   stage "build $preset" configure_and_build "$preset"

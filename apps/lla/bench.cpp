@@ -57,10 +57,13 @@ const BenchDevice* const kDevices[] = {
 #endif
 };
 
-const std::map<std::string, DType> kDtypes = {{"f32", DType::f32}, {"f64", DType::f64}, {"bf16", DType::bf16}, {"f16", DType::f16}};
-const std::map<std::string, Solver> kSolvers = {{"auto", Solver::automatic}, {"cg", Solver::cg}, {"direct", Solver::direct}};
+const std::map<std::string, DType> kDtypes = {
+    {"f32", DType::f32}, {"f64", DType::f64}, {"bf16", DType::bf16}, {"f16", DType::f16}};
+const std::map<std::string, Solver> kSolvers = {
+    {"auto", Solver::automatic}, {"cg", Solver::cg}, {"direct", Solver::direct}};
 
-const std::map<std::string, Weights> kWeights = {{"auto", Weights::automatic}, {"recompute", Weights::recompute}, {"cached", Weights::cached}};
+const std::map<std::string, Weights> kWeights = {
+    {"auto", Weights::automatic}, {"recompute", Weights::recompute}, {"cached", Weights::cached}};
 
 struct Command {
   BenchOptions options;
@@ -74,7 +77,8 @@ const BenchDevice& find_device(const std::string& wanted) {
     if (wanted == device->name) return *device;
     names += (names.empty() ? "" : ", ") + std::string(device->name);
   }
-  throw CLI::ValidationError("--device", fmt::format("there is no measuring code for \"{}\" in this build; it has {}", wanted, names));
+  throw CLI::ValidationError(
+      "--device", fmt::format("there is no measuring code for \"{}\" in this build; it has {}", wanted, names));
 }
 
 void print(const BenchReport& report) {
@@ -121,19 +125,12 @@ std::string today() {
 
 void write_json(const Command& command, const BenchReport& report) {
   const BenchOptions& o = command.options;
-  const nlohmann::ordered_json all = {{"version", lla_version()},
-                                      {"date", today()},
-                                      {"machine", lla_machine_description()},
-                                      {"bench", name(o.what)},
-                                      {"device", command.device},
-                                      {"kind", command.kind},
-                                      {"ridge", o.ridge},
-                                      {"causal", o.causal},
-                                      {"tolerance", o.tolerance},
-                                      {"solver", command.solver},
-                                      {"results", report.records},
-                                      {"notes", report.notes},
-                                      {"failures", report.failures}};
+  const nlohmann::ordered_json all = {
+      {"version", lla_version()},   {"date", today()},           {"machine", lla_machine_description()},
+      {"bench", name(o.what)},      {"device", command.device},  {"kind", command.kind},
+      {"ridge", o.ridge},           {"causal", o.causal},        {"tolerance", o.tolerance},
+      {"solver", command.solver},   {"results", report.records}, {"notes", report.notes},
+      {"failures", report.failures}};
   write_file(command.json, all.dump(2) + "\n");
 }
 
@@ -161,8 +158,8 @@ void run(Command& command) {
     });
   }
   const std::string heads = o.table ? "" : fmt::format(", batch {}, heads {}", o.batch, o.heads);
-  fmt::print("lla {} {} on {}: {}, {}, ridge {}, tolerance {}{}\n{}\n", lla_version(), name(o.what), device.name, command.kind,
-             o.causal ? "causal" : "full", o.ridge, o.tolerance, heads, lla_machine_description());
+  fmt::print("lla {} {} on {}: {}, {}, ridge {}, tolerance {}{}\n{}\n", lla_version(), name(o.what), device.name,
+             command.kind, o.causal ? "causal" : "full", o.ridge, o.tolerance, heads, lla_machine_description());
   o.table ? print_markdown(report) : print(report);
   if (!command.json.empty()) write_json(command, report);
   if (!report.failures.empty()) {
@@ -183,18 +180,35 @@ void add(CLI::App& bench, BenchWhat what, const char* description) {
   const auto from_one_to = [](int64_t most) { return whole_number(1, most); };
   const auto one_of = [](const auto& names) { return CLI::IsMember(names).description(""); };
   const auto above_zero = number_above(0);
-  app->add_option("--device", command->device, "Where to measure: cpu or cuda")->capture_default_str()->type_name("NAME");
+  app->add_option("--device", command->device, "Where to measure: cpu or cuda")
+      ->capture_default_str()
+      ->type_name("NAME");
   const bool decode = what == BenchWhat::decode;
-  app->add_option("--length", o.lengths, decode ? "Keys of a sequence in the cache; repeatable" : "Sequence length; repeatable")->check(from_one_to(1 << 24))->type_name("N");
+  app->add_option("--length", o.lengths,
+                  decode ? "Keys of a sequence in the cache; repeatable" : "Sequence length; repeatable")
+      ->check(from_one_to(1 << 24))
+      ->type_name("N");
   app->add_option("--dim", o.dims, "Head dimension; repeatable")->check(from_one_to(256))->type_name("D");
-  app->add_option("--batch", o.batch, "Batch entries")->check(from_one_to(1 << 20))->capture_default_str()->type_name("B");
-  app->add_option("--heads", o.heads, decode ? "Heads of keys and values" : "Heads")->check(from_one_to(1 << 16))->capture_default_str()->type_name("H");
+  app->add_option("--batch", o.batch, "Batch entries")
+      ->check(from_one_to(1 << 20))
+      ->capture_default_str()
+      ->type_name("B");
+  app->add_option("--heads", o.heads, decode ? "Heads of keys and values" : "Heads")
+      ->check(from_one_to(1 << 16))
+      ->capture_default_str()
+      ->type_name("H");
   app->add_option("--dtype", command->dtype, "f32, f64, bf16 or f16 (default: f32 on a CPU, bf16 on a GPU)")
       ->check(one_of(kDtypes))
       ->type_name("TYPE");
   if (decode) {
-    app->add_option("--group", o.group, "Query heads per key head")->check(from_one_to(256))->capture_default_str()->type_name("G");
-    app->add_option("--queries", o.queries, "New queries of a sequence")->check(from_one_to(1 << 16))->capture_default_str()->type_name("Q");
+    app->add_option("--group", o.group, "Query heads per key head")
+        ->check(from_one_to(256))
+        ->capture_default_str()
+        ->type_name("G");
+    app->add_option("--queries", o.queries, "New queries of a sequence")
+        ->check(from_one_to(1 << 16))
+        ->capture_default_str()
+        ->type_name("Q");
     app->add_option("--page-size", o.page_size, "Pages of so many keys, in any order (default: a contiguous cache)")
         ->check(from_one_to(1 << 20))
         ->type_name("N");
@@ -206,28 +220,49 @@ void add(CLI::App& bench, BenchWhat what, const char* description) {
         ->capture_default_str()
         ->type_name("KIND");
     app->add_flag("--full", command->full, "Every query sees every key (default: causal)");
-    app->add_option("--weights", command->weights, "auto, recompute or cached; on a GPU")->check(CLI::IsMember(kWeights))->capture_default_str()->type_name("NAME");
+    app->add_option("--weights", command->weights, "auto, recompute or cached; on a GPU")
+        ->check(CLI::IsMember(kWeights))
+        ->capture_default_str()
+        ->type_name("NAME");
   }
   app->add_option("--ridge", o.ridge, "The ridge of every row")
       ->check(number_from(0))
       ->capture_default_str()
       ->type_name("X");
-  app->add_option("--seconds", o.seconds, "Time to spend on repeats of one case (default: 1, with --table 0.1)")->check(above_zero)->type_name("S");
-  app->add_option("--threads", o.threads, "CPU threads (default: the library's choice)")->check(from_one_to(4096))->type_name("T");
+  app->add_option("--seconds", o.seconds, "Time to spend on repeats of one case (default: 1, with --table 0.1)")
+      ->check(above_zero)
+      ->type_name("S");
+  app->add_option("--threads", o.threads, "CPU threads (default: the library's choice)")
+      ->check(from_one_to(4096))
+      ->type_name("T");
   app->add_option("--implementation", o.implementation,
-                  decode ? "One implementation instead of the library's choice" : "One implementation instead of the library's choice; on a GPU")
+                  decode ? "One implementation instead of the library's choice"
+                         : "One implementation instead of the library's choice; on a GPU")
       ->type_name("NAME");
   if (what != BenchWhat::cg) {  // whose iterations are counted out: no tolerance, no choice
-    app->add_flag("--given-x", o.given_x, decode ? "With x given instead of solved for (Parallax)" : "With x given instead of solved for (Parallax); on a GPU");
-    if (!decode) app->add_flag("--table", o.table, "Every shape of docs/benchmarks, both kinds of weights and x given, in Markdown; on a GPU");
-    app->add_option("--tolerance", o.tolerance, "Of the solver")->check(above_zero)->capture_default_str()->type_name("X");
-    app->add_option("--solver", command->solver, "auto, cg or direct")->check(one_of(kSolvers))->capture_default_str()->type_name("NAME");
+    app->add_flag("--given-x", o.given_x,
+                  decode ? "With x given instead of solved for (Parallax)"
+                         : "With x given instead of solved for (Parallax); on a GPU");
+    if (!decode)
+      app->add_flag("--table", o.table,
+                    "Every shape of docs/benchmarks, both kinds of weights and x given, in Markdown; on a GPU");
+    app->add_option("--tolerance", o.tolerance, "Of the solver")
+        ->check(above_zero)
+        ->capture_default_str()
+        ->type_name("X");
+    app->add_option("--solver", command->solver, "auto, cg or direct")
+        ->check(one_of(kSolvers))
+        ->capture_default_str()
+        ->type_name("NAME");
   }
-  app->add_option("--json", command->json, "Also write the results to this file")->check(not_empty())->type_name("FILE");
+  app->add_option("--json", command->json, "Also write the results to this file")
+      ->check(not_empty())
+      ->type_name("FILE");
   app->callback([command, app] {
     for (const char* chosen : {"--length", "--dim", "--batch", "--heads", "--weights", "--given-x"}) {
       if (command->options.table && app->get_option_no_throw(chosen) != nullptr && app->count(chosen) > 0) {
-        throw CLI::ValidationError("--table", fmt::format("has its own shapes and weights, {} cannot be given", chosen));
+        throw CLI::ValidationError("--table",
+                                   fmt::format("has its own shapes and weights, {} cannot be given", chosen));
       }
     }
     run(*command);

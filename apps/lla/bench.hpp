@@ -29,15 +29,15 @@ struct BenchOptions {
   double tolerance = 1e-3;
   Solver solver = Solver::automatic;
   Weights weights = Weights::automatic;
-  bool given_x = false;        // Parallax instead of a solve
-  std::string implementation;  // empty: the library's choice
-  int threads = 0;             // 0: the library's choice
-  double seconds = 0;          // per case; 0: the default
+  bool given_x = false;            // Parallax instead of a solve
+  std::string implementation;      // empty: the library's choice
+  int threads = 0;                 // 0: the library's choice
+  double seconds = 0;              // per case; 0: the default
   int64_t group = 1, queries = 1;  // decode: query heads per key head, new tokens of a sequence
   int64_t page_size = 0;           // decode; 0: a contiguous cache
   bool head_major = false;         // decode: of a head all keys, instead of a key's heads, side by side
   bool batch_invariant = false;
-  bool table = false;          // every shape of docs/benchmarks instead of lengths and dims
+  bool table = false;  // every shape of docs/benchmarks instead of lengths and dims
 };
 
 // The case of these options; default_dtype where they name none.
@@ -52,7 +52,7 @@ struct BenchReport {
   std::vector<Column> columns;
   std::vector<std::vector<std::string>> rows;
   std::vector<std::string> notes;
-  std::vector<std::string> failures;  // cases without a result, with the reason: the command fails after printing the rest
+  std::vector<std::string> failures;  // cases without a result, each with its reason: the command fails in the end
   nlohmann::ordered_json records = nlohmann::ordered_json::array();
 };
 

@@ -32,10 +32,13 @@ void require(const Status& status) {
 std::string mebibytes(size_t bytes) { return fmt::format("{:.1f}", static_cast<double>(bytes) / (1 << 20)); }
 
 void add_row(const bench::CpuCase& c, const bench::CpuResult& r, BenchReport& report) {
-  const auto or_dash = [](double x, const char* format) { return x > 0 ? fmt::format(fmt::runtime(format), x) : std::string("-"); };
-  report.rows.push_back({core::name(c.dtype), fmt::format("{}", c.dim), fmt::format("{}", c.length), fmt::format("{}", r.threads),
-                         fmt::format("{:.3f}", 1e3 * r.seconds), fmt::format("{:.1f}", r.gflops), or_dash(r.blas_gflops, "{:.1f}"),
-                         or_dash(r.ratio, "{:.2f}"), c.what == bench::What::cg ? "-" : fmt::format("{:.1f}", r.iterations),
+  const auto or_dash = [](double x, const char* format) {
+    return x > 0 ? fmt::format(fmt::runtime(format), x) : std::string("-");
+  };
+  report.rows.push_back({core::name(c.dtype), fmt::format("{}", c.dim), fmt::format("{}", c.length),
+                         fmt::format("{}", r.threads), fmt::format("{:.3f}", 1e3 * r.seconds),
+                         fmt::format("{:.1f}", r.gflops), or_dash(r.blas_gflops, "{:.1f}"), or_dash(r.ratio, "{:.2f}"),
+                         c.what == bench::What::cg ? "-" : fmt::format("{:.1f}", r.iterations),
                          r.cached_weights ? "cached" : "recomputed", fmt::format("{:.0f}", 100 * r.direct_rows),
                          or_dash(r.naive_seconds / r.seconds, "{:.0f}x"), mebibytes(r.workspace_bytes)});
   report.records.push_back({{"dtype", core::name(c.dtype)},
@@ -66,8 +69,19 @@ void run(const BenchOptions& o, BenchReport& report, const std::function<void(do
   }
   const std::vector<int64_t> dims = o.dims.empty() ? std::vector<int64_t>{64, 128} : o.dims;
   const std::vector<int64_t> lengths = o.lengths.empty() ? std::vector<int64_t>{1024, 4096} : o.lengths;
-  report.columns = {{"dtype", ""}, {"D", ""}, {"n", ""}, {"threads", ""}, {"time", "ms"}, {"products", "GFLOP/s"}, {"sgemm", "GFLOP/s"},
-                    {"ratio", ""}, {"iterations", ""}, {"weights", ""}, {"direct", "% of rows"}, {"naive", "time / ours"}, {"workspace", "MiB"}};
+  report.columns = {{"dtype", ""},
+                    {"D", ""},
+                    {"n", ""},
+                    {"threads", ""},
+                    {"time", "ms"},
+                    {"products", "GFLOP/s"},
+                    {"sgemm", "GFLOP/s"},
+                    {"ratio", ""},
+                    {"iterations", ""},
+                    {"weights", ""},
+                    {"direct", "% of rows"},
+                    {"naive", "time / ours"},
+                    {"workspace", "MiB"}};
   // How time and memory grow is only worth fitting over a few lengths; the default is a factor of eight.
   const std::vector<int64_t> growth_lengths = {512, 1024, 2048, 4096};
   const bool fit_growth = o.lengths.empty() && o.what != BenchWhat::cg;
@@ -88,13 +102,17 @@ void run(const BenchOptions& o, BenchReport& report, const std::function<void(do
     bench::Growth growth;
     require(bench::measure_growth(make_case(o, dim, growth_lengths.front()), growth_lengths, growth, step));
     report.notes.push_back(fmt::format("D = {}: from n = {} to {} time grows as n^{:.2f}, workspace as n^{:.2f}", dim,
-                                       growth_lengths.front(), growth_lengths.back(), growth.time_exponent, growth.memory_exponent));
+                                       growth_lengths.front(), growth_lengths.back(), growth.time_exponent,
+                                       growth.memory_exponent));
     done += 1;
   }
-  report.notes.insert(report.notes.begin(),
-                      "products: FLOPs of the products over (query, visible key) pairs that were executed, per second, best of the repeats;\n"
-                      "with cached weights an iteration executes 2 products, otherwise 3. sgemm: 2048^3 by OpenBLAS in the same run.");
-  if (!bench::have_blas()) report.notes.push_back("This build has no BLAS to compare with (libopenblas-dev was not found).");
+  report.notes.insert(
+      report.notes.begin(),
+      "products: FLOPs of the products over (query, visible key) pairs that were executed, per second, best of the "
+      "repeats;\n"
+      "with cached weights an iteration executes 2 products, otherwise 3. sgemm: 2048^3 by OpenBLAS in the same run.");
+  if (!bench::have_blas())
+    report.notes.push_back("This build has no BLAS to compare with (libopenblas-dev was not found).");
 }
 
 }  // namespace

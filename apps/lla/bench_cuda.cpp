@@ -77,7 +77,8 @@ void run(const BenchOptions& o, BenchReport& report, const std::function<void(do
       "runs of 4, over 8).\n"
       "useful: products over visible pairs per second, 5 + 3 T forward and 12 + 3 T backward for T iterations (4 + 2 T "
       "and 12 + 2 T with\n"
-      "cached weights), 4 and 8 with x given. iterations: mean over rows, weighted by the keys they see. error: one head "
+      "cached weights), 4 and 8 with x given. iterations: mean over rows, weighted by the keys they see. error: one "
+      "head "
       "against\nfp64, fp32 outputs."};
 }
 

@@ -151,8 +151,7 @@ class DecodeCall {
       }
     }
     for (int64_t j = 0; j < c.length; ++j) {
-      const int64_t page =
-          c.page_size > 0 ? order_[static_cast<size_t>(b * pages_per_sequence_ + j / c.page_size)] : b;
+      const int64_t page = c.page_size > 0 ? order_[static_cast<size_t>(b * pages_per_sequence_ + j / c.page_size)] : b;
       const int64_t at = page * args_.k.stride[0] + (c.page_size > 0 ? j % c.page_size : j) * args_.k.stride[1];
       for (int64_t d = 0; d < c.dim; ++d) {
         k.push_back(keys_.at(at + d));
@@ -278,8 +277,8 @@ DecodeResult measure(const DecodeCase& c, const std::function<void(double)>& pro
                                          c.length, result.implementation, result.error));
   }
 #if LLA_HAVE_CUDA
-  std::vector<double> times = c.device == Device::cuda ? time_cuda(call, c.seconds, progress)
-                                                       : time_cpu(call, c.seconds, progress);
+  std::vector<double> times =
+      c.device == Device::cuda ? time_cuda(call, c.seconds, progress) : time_cpu(call, c.seconds, progress);
 #else
   std::vector<double> times = time_cpu(call, c.seconds, progress);
 #endif
@@ -292,11 +291,12 @@ DecodeResult measure(const DecodeCase& c, const std::function<void(double)>& pro
 
 }  // namespace
 
-void run_decode(const BenchOptions& o, core::Device device, BenchReport& report, const std::function<void(double)>& progress) {
+void run_decode(const BenchOptions& o, core::Device device, BenchReport& report,
+                const std::function<void(double)>& progress) {
   const std::vector<int64_t> dims = o.dims.empty() ? std::vector<int64_t>{64, 128} : o.dims;
   const std::vector<int64_t> lengths = o.lengths.empty() ? std::vector<int64_t>{1024, 4096} : o.lengths;
-  report.columns = {{"implementation", ""}, {"dtype", ""}, {"D", ""},          {"B", ""},        {"Hkv", ""},
-                    {"group", ""},          {"Lq", ""},    {"n", ""},          {"pages of", ""}, {"median", "us"},
+  report.columns = {{"implementation", ""}, {"dtype", ""},     {"D", ""},     {"B", ""},           {"Hkv", ""},
+                    {"group", ""},          {"Lq", ""},        {"n", ""},     {"pages of", ""},    {"median", "us"},
                     {"fastest", "us"},      {"cache", "GB/s"}, {"error", ""}, {"workspace", "MiB"}};
   const bool cuda = device == Device::cuda;
   double done = 0;
@@ -304,10 +304,13 @@ void run_decode(const BenchOptions& o, core::Device device, BenchReport& report,
   for (const int64_t dim : dims) {
     for (const int64_t length : lengths) {
       if (length < o.queries) {
-        throw std::runtime_error(fmt::format("n = {} is shorter than the {} queries, which are its last", length, o.queries));
+        throw std::runtime_error(
+            fmt::format("n = {} is shorter than the {} queries, which are its last", length, o.queries));
       }
       const DecodeCase c{.device = device,
-                         .dtype = o.dtype != DType::none ? o.dtype : cuda ? DType::bf16 : DType::f32,
+                         .dtype = o.dtype != DType::none ? o.dtype
+                                  : cuda                 ? DType::bf16
+                                                         : DType::f32,
                          .batch = o.batch,
                          .heads_kv = o.heads,
                          .group = o.group,
@@ -351,9 +354,10 @@ void run_decode(const BenchOptions& o, core::Device device, BenchReport& report,
       progress(++done / steps);
     }
   }
-  report.notes = {fmt::format("median: of calls of their own{}. cache: bytes of keys and values over that time. error: the "
-                              "last sequence's first head against\nfp64, outputs in fp32.",
-                              cuda ? ", replayed as a graph" : "")};
+  report.notes = {
+      fmt::format("median: of calls of their own{}. cache: bytes of keys and values over that time. error: the "
+                  "last sequence's first head against\nfp64, outputs in fp32.",
+                  cuda ? ", replayed as a graph" : "")};
 }
 
 }  // namespace lla::app

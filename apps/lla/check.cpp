@@ -48,13 +48,15 @@ struct Outcome {
 
   bool ok() const {
     const CheckGates gates = check_gates(*checked);
-    return forward.failed.empty() && backward.failed.empty() && errors.output <= gates.output && errors.gradients <= gates.gradients;
+    return forward.failed.empty() && backward.failed.empty() && errors.output <= gates.output &&
+           errors.gradients <= gates.gradients;
   }
 };
 
 std::string implementation_names() {
   std::string names;
-  for (const core::Implementation* i : core::implementations()) names += (names.empty() ? "" : ", ") + std::string(i->name);
+  for (const core::Implementation* i : core::implementations())
+    names += (names.empty() ? "" : ", ") + std::string(i->name);
   return names;
 }
 
@@ -63,9 +65,11 @@ std::vector<const core::Implementation*> chosen(const Options& options) {
   for (const std::string& name : options.implementations) {
     const auto& all = core::implementations();
     if (std::none_of(all.begin(), all.end(), [&](const auto* i) { return name == i->name; })) {
-      throw CLI::ValidationError("--implementation", fmt::format("this build has no \"{}\"; it has {}", name, implementation_names()));
+      throw CLI::ValidationError("--implementation",
+                                 fmt::format("this build has no \"{}\"; it has {}", name, implementation_names()));
     }
-    if (name == "reference") throw CLI::ValidationError("--implementation", "the reference is what the others are compared with");
+    if (name == "reference")
+      throw CLI::ValidationError("--implementation", "the reference is what the others are compared with");
   }
   const core::CudaDevice cuda = core::this_machine(0).cuda;
   if (options.device == "cuda" && !cuda.present) {
@@ -79,7 +83,9 @@ std::vector<const core::Implementation*> chosen(const Options& options) {
     if (!options.implementations.empty() && !named) continue;
     if (options.device != "all" && options.device != device) continue;
     if (device == "cuda" && !cuda.present) {
-      if (named) throw CLI::ValidationError("--implementation", fmt::format("{} needs a CUDA device ({})", i->name, cuda.absent_reason));
+      if (named)
+        throw CLI::ValidationError("--implementation",
+                                   fmt::format("{} needs a CUDA device ({})", i->name, cuda.absent_reason));
       fmt::print("{} is not checked: {}\n", i->name, cuda.absent_reason);
       continue;
     }
@@ -89,21 +95,23 @@ std::vector<const core::Implementation*> chosen(const Options& options) {
   return list;
 }
 
-std::vector<Outcome> run(const std::vector<CheckCase>& cases, const std::vector<const core::Implementation*>& implementations) {
+std::vector<Outcome> run(const std::vector<CheckCase>& cases,
+                         const std::vector<const core::Implementation*>& implementations) {
   std::vector<Outcome> outcomes;
   Progress progress("check", static_cast<int64_t>(cases.size()));
   for (const CheckCase& c : cases) {
     const CheckInputs inputs = make_check_inputs(c);
     const CheckResult reference = run_reference(c, inputs);
     if (!reference.forward.done() || !reference.backward.done()) {
-      throw std::runtime_error(fmt::format("the reference itself failed on {}: {}{}", c.text(), reference.forward.failed,
-                                           reference.backward.failed));
+      throw std::runtime_error(fmt::format("the reference itself failed on {}: {}{}", c.text(),
+                                           reference.forward.failed, reference.backward.failed));
     }
     std::optional<CheckResult> moved;
     if (c.conditioned()) moved = run_reference(c, perturbed(c, inputs));
     for (const core::Implementation* i : implementations) {
       const CheckResult result = run_implementation(c, inputs, *i);
-      outcomes.push_back({&c, i, result.forward, result.backward, check_errors(c, inputs, reference, result, moved ? &*moved : nullptr)});
+      outcomes.push_back({&c, i, result.forward, result.backward,
+                          check_errors(c, inputs, reference, result, moved ? &*moved : nullptr)});
     }
     progress.advance();
   }
@@ -134,7 +142,8 @@ struct Line {
     std::string text = bad ? fmt::format("{} BAD", bad) : forwards + backwards > 0 ? "ok" : "";
     const auto refusals = [&](int taken, const char* call) {
       if (taken == cases) return;
-      text += fmt::format("{}{} {} refused", text.empty() ? "" : ", ", taken == 0 ? "every" : fmt::format("{}", cases - taken), call);
+      text += fmt::format("{}{} {} refused", text.empty() ? "" : ", ",
+                          taken == 0 ? "every" : fmt::format("{}", cases - taken), call);
     };
     refusals(forwards, "forward");
     refusals(backwards, "backward");
@@ -158,13 +167,17 @@ void print_table(const std::vector<Outcome>& outcomes) {
     }
   }
   const auto number = [](bool any, double x) { return any ? fmt::format("{:.1e}", x) : std::string("-"); };
-  fmt::print("{:<14} {:<5} {:<10} {:>5}  {:>8} {:>8}  {:>8} {:>8}  {:<6}\n", "implementation", "dtype", "ridge", "cases", "output", "gate",
-             "gradient", "gate", "worst");
+  fmt::print("{:<14} {:<5} {:<10} {:>5}  {:>8} {:>8}  {:>8} {:>8}  {:<6}\n", "implementation", "dtype", "ridge",
+             "cases", "output", "gate", "gradient", "gate", "worst");
   for (const auto& [key, line] : lines) {
     const auto& [implementation, dtype, group, ridge] = key;
-    fmt::print("{:<14} {:<5} {:<10} {:>5}  {:>8} {:>8.1e}  {:>8} {:>8.1e}  {:<6}  {}\n", implementation->name, core::name(dtype),
-               !group.empty() ? group : ridge == 0 ? "x given" : fmt::format("~ {}", ridge), line.cases, number(line.forwards > 0, line.worst.output),
-               line.gates.output, number(line.backwards > 0, line.worst.gradients), line.gates.gradients, line.worst.worst_gradient,
+    fmt::print("{:<14} {:<5} {:<10} {:>5}  {:>8} {:>8.1e}  {:>8} {:>8.1e}  {:<6}  {}\n", implementation->name,
+               core::name(dtype),
+               !group.empty() ? group
+               : ridge == 0   ? "x given"
+                              : fmt::format("~ {}", ridge),
+               line.cases, number(line.forwards > 0, line.worst.output), line.gates.output,
+               number(line.backwards > 0, line.worst.gradients), line.gates.gradients, line.worst.worst_gradient,
                line.verdict());
   }
   std::set<std::string> reasons;
@@ -207,7 +220,8 @@ void write_json(const std::string& path, const std::vector<Outcome>& outcomes) {
                                     {"gradients", describe(o.backward, o.errors.gradients, gates.gradients)}};
     cases.push_back(std::move(entry));
   }
-  const nlohmann::ordered_json all = {{"version", lla_version()}, {"machine", lla_machine_description()}, {"cases", cases}};
+  const nlohmann::ordered_json all = {
+      {"version", lla_version()}, {"machine", lla_machine_description()}, {"cases", cases}};
   write_file(path, all.dump(2) + "\n");
 }
 
@@ -220,7 +234,9 @@ int check(const Options& options) {
   std::vector<CheckCase> cases;
   std::copy_if(all.begin(), all.end(), std::back_inserter(cases),
                [&](const CheckCase& c) { return c.text().find(options.filter) != std::string::npos; });
-  if (cases.empty()) throw CLI::ValidationError("--filter", fmt::format("no case mentions \"{}\"; --verbose shows them", options.filter));
+  if (cases.empty())
+    throw CLI::ValidationError("--filter",
+                               fmt::format("no case mentions \"{}\"; --verbose shows them", options.filter));
   fmt::print("lla {} against its fp64 reference: {} cases, forward and backward\n{}\n", lla_version(), cases.size(),
              lla_machine_description());
   std::fflush(stdout);
@@ -255,25 +271,34 @@ int check(const Options& options) {
 }  // namespace
 
 void add_check(CLI::App& root, int& exit_code) {
-  CLI::App* command = root.add_subcommand("check", "Compare every implementation with the fp64 reference on this machine");
+  CLI::App* command =
+      root.add_subcommand("check", "Compare every implementation with the fp64 reference on this machine");
   command->footer(
-      "Errors are relative norms in the worst batch entry and head (of dridge: over the whole, relative to the terms it sums up).\n"
-      "Degenerate data (repeated, zero, of very different size) is forgiven what roundings of the inputs alone would change.\n"
+      "Errors are relative norms in the worst batch entry and head (of dridge: over the whole, relative to the terms "
+      "it sums up).\n"
+      "Degenerate data (repeated, zero, of very different size) is forgiven what roundings of the inputs alone would "
+      "change.\n"
       "Exit code: 0 when all are within their gates, 1 when one is not, 2 when there is nothing to check.");
   auto options = std::make_shared<Options>();
   command->add_flag("--quick", options->quick, "A subset in seconds instead of every combination");
-  command->add_option("--implementation", options->implementations, "Only this one (repeatable); `lla info` lists them")->type_name("NAME");
+  command->add_option("--implementation", options->implementations, "Only this one (repeatable); `lla info` lists them")
+      ->type_name("NAME");
   command->add_option("--device", options->device, "cpu, cuda or all")
       ->check(CLI::IsMember({"cpu", "cuda", "all"}).description(""))
       ->capture_default_str()
       ->type_name("NAME");
-  command->add_option("--filter", options->filter, "Only cases whose description (see --verbose) contains this")->type_name("TEXT");
-  command->add_option("--replay", options->replay, "Instead, run the inputs saved in this file (check=\"raise\" in Python writes it)")
+  command->add_option("--filter", options->filter, "Only cases whose description (see --verbose) contains this")
+      ->type_name("TEXT");
+  command
+      ->add_option("--replay", options->replay,
+                   "Instead, run the inputs saved in this file (check=\"raise\" in Python writes it)")
       ->excludes("--quick")
       ->excludes("--filter")
       ->type_name("FILE");
   command->add_flag("--verbose", options->verbose, "Print every case");
-  command->add_option("--json", options->json, "Also write the results to this file")->check(not_empty())->type_name("FILE");
+  command->add_option("--json", options->json, "Also write the results to this file")
+      ->check(not_empty())
+      ->type_name("FILE");
   command->callback([options, &exit_code] { exit_code = check(*options); });
 }
 

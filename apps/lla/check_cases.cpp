@@ -14,7 +14,8 @@ using core::RidgeShape;
 
 constexpr DType kDtypes[] = {DType::f64, DType::f32, DType::bf16, DType::f16};
 constexpr double kLambdas[] = {1, 0.01};
-constexpr RidgeShape kRidges[] = {RidgeShape::scalar, RidgeShape::head, RidgeShape::token, RidgeShape::dimension, RidgeShape::none};
+constexpr RidgeShape kRidges[] = {RidgeShape::scalar, RidgeShape::head, RidgeShape::token, RidgeShape::dimension,
+                                  RidgeShape::none};
 
 const CheckMask kMasks[] = {
     {"causal", true, -1, -1},
@@ -49,7 +50,8 @@ const char* name(RidgeShape ridge) {
 }  // namespace
 
 bool CheckCase::degenerate() const {
-  return std::find(std::begin(data::degenerate_kinds), std::end(data::degenerate_kinds), kind) != std::end(data::degenerate_kinds);
+  return std::find(std::begin(data::degenerate_kinds), std::end(data::degenerate_kinds), kind) !=
+         std::end(data::degenerate_kinds);
 }
 
 bool CheckCase::trained() const {
@@ -69,8 +71,9 @@ std::string CheckCase::text() const {
   const data::Sizes& s = shape->sizes;
   const std::string ridge_text = ridge == RidgeShape::none ? name(ridge) : fmt::format("{} ~ {}", name(ridge), lambda);
   const std::string gradient_text = gradient_power == 0 ? "" : fmt::format(", gradients 2^{}", gradient_power);
-  return fmt::format("{}, {}, {}, {}{}, {} (B {}, Lq {}, Lk {}, H {}/{}, D {}, Dv {})", core::name(dtype), data::name(kind), mask->name,
-                     ridge_text, gradient_text, shape->name, s.batch, s.length_q, s.length_k, s.heads_q, s.heads_kv, s.dim, s.value_dim);
+  return fmt::format("{}, {}, {}, {}{}, {} (B {}, Lq {}, Lk {}, H {}/{}, D {}, Dv {})", core::name(dtype),
+                     data::name(kind), mask->name, ridge_text, gradient_text, shape->name, s.batch, s.length_q,
+                     s.length_k, s.heads_q, s.heads_kv, s.dim, s.value_dim);
 }
 
 namespace {
@@ -84,7 +87,12 @@ void add_degenerate_cases(bool quick, std::vector<CheckCase>& cases) {
   for (DType dtype : kDtypes) {
     for (data::Kind kind : data::degenerate_kinds) {
       for (size_t i = 0; i < (quick ? 1 : std::size(lambdas)); ++i, ++turn) {
-        CheckCase c{dtype, kind, lambdas[turn % 4], kRidges[(turn + turn / 5) % 5], &kMasks[turn % 3], &kShapes[(turn / 2) % 5]};
+        CheckCase c{dtype,
+                    kind,
+                    lambdas[turn % 4],
+                    kRidges[(turn + turn / 5) % 5],
+                    &kMasks[turn % 3],
+                    &kShapes[(turn / 2) % 5]};
         // Against keys a hundred times as long 1e-3 is 1e-7 of their variance, and nothing is left to compare.
         if (kind == data::Kind::long_keys || kind == data::Kind::one_large_key) c.lambda = std::max(c.lambda, 1.0);
         c.gradient_power = (dtype == DType::f16 ? narrow_powers : powers)[(turn + turn / 4) % 4];
@@ -101,7 +109,8 @@ void add_peaked_cases(bool quick, std::vector<CheckCase>& cases) {
   for (DType dtype : kDtypes) {
     for (data::Kind kind : data::peaked_kinds) {
       for (size_t i = 0; i < (quick ? 1 : std::size(lambdas)); ++i, ++turn) {
-        cases.push_back({dtype, kind, lambdas[turn % 3], kRidges[(turn + turn / 5) % 5], &kMasks[turn % 3], &kShapes[(turn / 2) % 5]});
+        cases.push_back({dtype, kind, lambdas[turn % 3], kRidges[(turn + turn / 5) % 5], &kMasks[turn % 3],
+                         &kShapes[(turn / 2) % 5]});
       }
     }
   }
@@ -146,10 +155,14 @@ std::vector<CheckCase> check_cases(bool quick) {
 // fewer keys than dimensions are harder than anything promised; output at the default tolerance is held by tests/core/accuracy_test.
 CheckGates check_gates(const CheckCase& c) {
   if (c.degenerate()) {  // the loosest of the below: nobody has studied these
-    return c.dtype == DType::f64 ? CheckGates{1e-9, 1e-9} : c.dtype == DType::f32 ? CheckGates{1e-3, 5e-2} : CheckGates{2e-2, 8e-2};
+    return c.dtype == DType::f64   ? CheckGates{1e-9, 1e-9}
+           : c.dtype == DType::f32 ? CheckGates{1e-3, 5e-2}
+                                   : CheckGates{2e-2, 8e-2};
   }
   if (c.trained()) {
-    return c.dtype == DType::f64 ? CheckGates{1e-9, 1e-9} : c.dtype == DType::f32 ? CheckGates{1e-3, 1e-2} : CheckGates{4e-3, 3e-2};
+    return c.dtype == DType::f64   ? CheckGates{1e-9, 1e-9}
+           : c.dtype == DType::f32 ? CheckGates{1e-3, 1e-2}
+                                   : CheckGates{4e-3, 3e-2};
   }
   const bool small_ridge = c.lambda < 0.1 && c.ridge != RidgeShape::none;
   switch (c.dtype) {

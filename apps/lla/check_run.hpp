@@ -26,7 +26,7 @@ struct CheckResult {
   CheckCall forward, backward;
   std::vector<double> o, dq, dk, dv;
   std::vector<double> dridge;        // or dx where x is given
-  std::vector<double> dridge_terms;  // of the reference: per token, head and dimension, before the sums that make dridge
+  std::vector<double> dridge_terms;  // of the reference: by token, head and dimension, before they are summed up
   std::vector<int32_t> forward_status, backward_status;  // lla_row_status of every row
 
   int64_t unsolved() const;  // rows that say so, forward or backward
@@ -34,7 +34,8 @@ struct CheckResult {
 
 // The reference: fp64, solved directly.
 CheckResult run_reference(const CheckCase& c, const CheckInputs& inputs);
-CheckResult run_implementation(const CheckCase& c, const CheckInputs& inputs, const core::Implementation& implementation);
+CheckResult run_implementation(const CheckCase& c, const CheckInputs& inputs,
+                               const core::Implementation& implementation);
 
 // Inputs as far off as roundings of the case's type may take them; conditioned cases are compared with what that does.
 CheckInputs perturbed(const CheckCase& c, const CheckInputs& inputs);
@@ -50,7 +51,7 @@ struct CheckErrors {
 // over the whole, relative to the terms it sums up: their signs differ, so the sum may be next to nothing. With `moved`, the
 // reference on perturbed inputs, what it is off by is forgiven as well, and the accuracy of results some of whose rows report no
 // solution: those must be finite.
-CheckErrors check_errors(const CheckCase& c, const CheckInputs& inputs, const CheckResult& reference, const CheckResult& result,
-                         const CheckResult* moved = nullptr);
+CheckErrors check_errors(const CheckCase& c, const CheckInputs& inputs, const CheckResult& reference,
+                         const CheckResult& result, const CheckResult* moved = nullptr);
 
 }  // namespace lla::app

@@ -31,9 +31,10 @@ inline CLI::Validator number_above(double least, bool inclusive = false) {
   return CLI::Validator(
       [=](std::string& word) -> std::string {
         double x = 0;
-        if (detail::parse(word, x) && std::isfinite(x) && x <= kLargestNumber && (inclusive ? x >= least : x > least)) return "";
-        return fmt::format("\"{}\" is not a number {} {}, at most {:g}", word, inclusive ? "of at least" : "above", least,
-                           kLargestNumber);
+        if (detail::parse(word, x) && std::isfinite(x) && x <= kLargestNumber && (inclusive ? x >= least : x > least))
+          return "";
+        return fmt::format("\"{}\" is not a number {} {}, at most {:g}", word, inclusive ? "of at least" : "above",
+                           least, kLargestNumber);
       },
       "", "");
 }

@@ -45,8 +45,8 @@ void Progress::draw(Clock::time_point now) {
   const double elapsed = std::chrono::duration<double>(now - start_).count();
   const int filled = static_cast<int>(fraction * kWidth);
   const std::string left = fraction > 0 ? duration(elapsed / fraction - elapsed) + " left" : "";
-  fmt::print(stderr, "\r\x1b[K{} [{}{}] {:3.0f} % {}", label_, std::string(filled, '#'), std::string(kWidth - filled, '.'),
-             100 * fraction, left);
+  fmt::print(stderr, "\r\x1b[K{} [{}{}] {:3.0f} % {}", label_, std::string(filled, '#'),
+             std::string(kWidth - filled, '.'), 100 * fraction, left);
   std::fflush(stderr);
 }
 

@@ -97,9 +97,11 @@ int run(const std::string& directory) {
   check_results(directory);
   const fs::path package = package_folder();
   const std::string python = find_python();
-  const std::string start = "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); runpy.run_module('lla_report', run_name='__main__')";
+  const std::string start =
+      "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); runpy.run_module('lla_report', run_name='__main__')";
   std::fflush(stdout);
-  if (run_program({python, "-I", "-c", start, fs::absolute(package).string(), fs::absolute(directory).string()}, false) != 0) {
+  if (run_program({python, "-I", "-c", start, fs::absolute(package).string(), fs::absolute(directory).string()},
+                  false) != 0) {
     return kFailed;
   }
   fmt::print("{}\n", fs::canonical(fs::path(directory) / "index.html").string());

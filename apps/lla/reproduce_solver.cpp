@@ -62,7 +62,8 @@ int run(Options o) {
   const auto file = experiments::read_results(o.run.out / experiments::kResultsName);
   for (const double tolerance : o.run.tolerances) print_table(file["records"], tolerance);
   fmt::print(
-      "The library promises more than the residual: it stops where output and gradients are within a few tolerances, and a row\n"
+      "The library promises more than the residual: it stops where output and gradients are within a few tolerances, "
+      "and a row\n"
       "that says OK has at most twice the residual it reports (docs/math.md, \"What a residual promises\").\n\n");
   return finish(o.common.out, true);
 }

@@ -116,7 +116,7 @@ void require_folder(const fs::path& directory) {
 
 }  // namespace
 
-void require_writable(const fs::path& directory) {
+void require_writable_folder(const fs::path& directory) {
   require_folder(directory);
   TemporaryFile probe(directory / "results");
   ::unlink(probe.path());
@@ -178,7 +178,7 @@ Results::Results(fs::path directory, std::string task, Json settings, std::strin
       command_(std::move(command)) {
   const fs::path path = directory_ / kResultsName;
   if (!fs::exists(path)) {
-    require_writable(directory_);
+    require_writable_folder(directory_);
     return;
   }
   const Json file = read_results(path);
@@ -190,7 +190,7 @@ Results::Results(fs::path directory, std::string task, Json settings, std::strin
   require("task", file["task"], task_);
   require("settings", file["settings"], settings_);
   require("machine", file["machine"], machine_);
-  require_writable(directory_);
+  require_writable_folder(directory_);
   records_ = file["records"];
 }
 

@@ -33,7 +33,7 @@ struct Failure : std::runtime_error {
 void write_atomically(const fs::path& path, std::string_view content);
 
 // Makes the directory and proves that it can be written to, before any work is done.
-void require_writable(const fs::path& directory);
+void require_writable_folder(const fs::path& directory);
 
 Json read_json(const fs::path& path);
 

@@ -190,7 +190,7 @@ RunSummary run(const RegressionRun& request, const Progress& progress) {
   }
   open_device(request.device);  // or a refusal before anything is written
   Results results(request.out, request.task, shared_settings(request), request.command, request.device);
-  require_writable(request.out / "partial");
+  require_writable_folder(request.out / "partial");
 
   RunSummary summary;
   const auto start = Clock::now();

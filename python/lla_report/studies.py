@@ -29,6 +29,18 @@ def ridge_lists(results):
     return [sorted(results.values("ridge", model=m), reverse=True) for m in ("lla", "mesanet")]
 
 
+def dimension_axes(axes, dims, ylabel):
+    """Panels over the dimension: a tick at each, labels at the outer panels only."""
+    for axis in axes.flat:
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(dims, [str(d) for d in dims])
+        axis.minorticks_off()
+    for axis in axes[-1]:
+        axis.set_xlabel("dimension d")
+    for axis in axes[:, 0]:
+        axis.set_ylabel(ylabel)
+
+
 def draw_ridges(results, view):
     """Error of LLA and MesaNet relative to softmax, against the dimension, a panel for each segment size and form."""
     values = cells(results, ("d", "segment", "strict", "model", "ridge"))
@@ -45,14 +57,8 @@ def draw_ridges(results, view):
                     ratio = [values[d, s, strict, model, ridge] / values[d, s, strict, "softmax", 0] for d in dims]
                     axis.loglog(dims, ratio, line, marker="o", ms=3, color=view.theme.models[model], label=f"{LABELS[model]}, ridge {ridge:g}")
             axis.axhline(1, color=view.theme.models["softmax"], lw=1.2, label="softmax (= 1)")
-            axis.set_xscale("log", base=2)
-            axis.set_xticks(dims, [str(d) for d in dims])
-            axis.minorticks_off()
             axis.set_title(f"S = {s}, {title}", fontsize=9.5)
-    for axis in axes[-1]:
-        axis.set_xlabel("dimension d")
-    for axis in axes[:, 0]:
-        axis.set_ylabel("error / softmax's")
+    dimension_axes(axes, dims, "error / softmax's")
     handles, labels = axes[0][0].get_legend_handles_labels()
     legend_below(fig, handles, labels, 2 if view.narrow else 4)
     return fig
@@ -146,14 +152,8 @@ def draw_kernels(results, view):
                 for (kernel, norm, _), line in zip(VARIANTS[:3], lines):
                     axis.loglog(dims, [values[d, s, strict, model, kernel, norm] for d in dims], line, marker="o", ms=3,
                                 color=view.theme.models[model])
-            axis.set_xscale("log", base=2)
-            axis.set_xticks(dims, [str(d) for d in dims])
-            axis.minorticks_off()
             axis.set_title(f"S = {s}, {title}", fontsize=9.5)
-    for axis in axes[-1]:
-        axis.set_xlabel("dimension d")
-    for axis in axes[:, 0]:
-        axis.set_ylabel("squared error")
+    dimension_axes(axes, dims, "squared error")
     handles = [Line2D([], [], color=view.theme.models[m], lw=2) for m in ("lla", "softmax")]
     handles += [Line2D([], [], color=view.theme.text, ls=line) for line in lines[:3]]
     legend_below(fig, handles, ["LLA", "softmax"] + [v[2] for v in VARIANTS[:3]], 1 if view.narrow else 3)

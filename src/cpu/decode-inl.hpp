@@ -150,11 +150,15 @@ void add_matrix_tile(DecodeUnit<T>& unit, int64_t span, int64_t i, const TileSou
   if (!(static_cast<double>(largest) <= sums.max)) {
     raise_max(sums, std::ceil(static_cast<double>(largest)), size, has_matrix, triangle);
   }
+  constexpr double kVanishing = std::numeric_limits<T>::min_exponent - 1;  // exp2_lanes gives 0 below
+  if (static_cast<double>(largest) - sums.max < kVanishing) return;
   find_roots(dots, sums.max, worker.coefficients, sums);
+  // The last row scales the tile itself: less to keep near.
+  T* const scaled = i + 1 == unit.rows ? worker.keys : worker.scaled;
   HWY_ALIGN T mean[kMaxChannels];
-  scale_columns<8>(worker.keys, worker.coefficients, 0, size.key_stride, tile.count, worker.scaled, mean);
+  scale_columns<8>(worker.keys, worker.coefficients, 0, size.key_stride, tile.count, scaled, mean);
   add_to(sums.keys, mean, size.key_stride);
-  add_triangle(worker.scaled, unit.call->problem.dim, size.key_stride, tile.count, triangle, soon);
+  add_triangle(scaled, unit.call->problem.dim, size.key_stride, tile.count, triangle, soon);
 }
 
 template <class T>

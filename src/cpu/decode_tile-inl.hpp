@@ -63,14 +63,14 @@ struct TileSource {
 // Where the rows of a tile begin; up to a multiple of 4 the last one is repeated.
 struct TileRows {
   const char* row[kDecodeTile];
-  int64_t count = 0, lines = 0;  // lines: cache lines of a row
-  bool foreseen = true;          // the rows lie one behind the other
+  int64_t count = 0, lines = 0;  // lines: cache lines of a row worth asking for
 
   void find(const TileSource& from, const core::Operand& t, int64_t channels) {
     const int64_t width = t.dtype == DType::f64 ? 8 : t.dtype == DType::f32 ? 4 : 2;
     count = from.count;
     lines = t.stride[3] == 1 ? (channels * width + 63) / 64 : 1;
-    foreseen = t.stride[1] == channels && from.call.cache.page_size == 0;
+    // Rows one behind the other are foreseen but for the first lines of a memory page.
+    if (t.stride[1] == channels && from.call.cache.page_size == 0) lines = 1;
     if (count == 0) return;
     KeyCursor at = from.cursor(t);
     const char* const data = static_cast<const char*>(t.data);
@@ -153,6 +153,14 @@ HWY_NOINLINE bool load_any_tile(const TileSource& from, const core::Operand& t, 
 }
 
 // to[0 ... 3] = the sums of the four vectors' lanes.
+template <class T>
+HWY_INLINE void sum_each(const Vec<T>* v, T* to) {
+  for (int i = 0; i < 4; ++i) to[i] = hn::GetLane(hn::SumOfLanes(Tag<T>(), v[i]));
+}
+HWY_INLINE void sum_four(const Vec<double>* v, double* to) { sum_each(v, to); }
+#if HWY_TARGET == HWY_SCALAR
+HWY_INLINE void sum_four(const Vec<float>* v, float* to) { sum_each(v, to); }
+#else
 HWY_INLINE void sum_four(const Vec<float>* v, float* to) {
 #if HWY_TARGET == HWY_SCALAR
   for (int i = 0; i < 4; ++i) to[i] = hn::GetLane(v[i]);
@@ -172,9 +180,7 @@ HWY_INLINE void sum_four(const Vec<float>* v, float* to) {
   hn::StoreU(sum, d4, to);
 #endif
 }
-HWY_INLINE void sum_four(const Vec<double>* v, double* to) {
-  for (int i = 0; i < 4; ++i) to[i] = hn::GetLane(hn::SumOfLanes(Tag<double>(), v[i]));
-}
+#endif
 
 // dots[i][j] = row j . vectors[i], rows [0, count) and on to a multiple of 4; dots are kDecodeTile apart.
 template <int kCount, class T>
@@ -219,7 +225,7 @@ HWY_NOINLINE Bits<T> load_dots(const TileRows& from, const TileRows& soon, int64
   const T* u[kCount];
   for (int i = 0; i < kCount; ++i) u[i] = vectors[i];
   for (int64_t j = 0; j < from.count; j += 4) {
-    if (!soon.foreseen) soon.fetch(j);
+    soon.fetch(j);
     const Stored* row[4];
     for (int m = 0; m < 4; ++m) row[m] = reinterpret_cast<const Stored*>(from.row[j + m]);
     T* const to = tile + j * stride;
@@ -328,7 +334,7 @@ HWY_INLINE void sum_stored(const T* a, const TileRows& rows, const TileRows& soo
       for (int n = 0; n < N; ++n) sums[m][n] = hn::Zero(Tag<T>());
     }
     for (int64_t j = 0; j < rows.count; ++j) {
-      if (from == 0 && j % 4 == 0 && !soon.foreseen) soon.fetch(j);
+      if (from == 0 && j % 4 == 0) soon.fetch(j);
       const Stored* const row = reinterpret_cast<const Stored*>(rows.row[j]) + from;
       Vec<T> v[N];
       for (int n = 0; n < N; ++n) v[n] = load_stored<T>(row + n * kLanes<T>);

@@ -44,7 +44,7 @@ struct Shape {
 template <class T>
 struct PanelMemory {
   T *q, *x, *direction, *image, *solution, *rhs, *residual, *mean_k, *ridge, *preconditioner;  // dim
-  T* low;             // dim; what rounding took off the solution, where a row needs it (panel.has_low)
+  T* low;             // dim; what rounding took off the solution, where a row needs it (low_lanes of a Panel)
   T *mean_v, *value;  // value_dim
   T* weights;
 

@@ -148,7 +148,7 @@ core::Notes notes(const core::Problem& p, const core::Machine& machine, const co
                        core::cat("up to ", kMostDecodedRows, " rows a kv head decode",
                                  p.given_x() ? "" : ", solved directly", "; their keys are split over the threads"));
   }
-  if (solves(p) && p.solver == Solver::automatic) {
+  if (solves(p) && p.solver == Solver::automatic && !only_decodes(p)) {
     const bool direct = direct_first(p.dim, p.seqlen_k, p.tolerance, p.dtype == DType::f64);
     notes.emplace_back(
         "rows are solved",

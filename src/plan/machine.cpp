@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "plan/backends.hpp"
-#if LLA_HAVE_CUDA && __has_include("cuda/common/device.hpp")
+#if LLA_HAVE_CUDA
 #include "cuda/common/device.hpp"
 #endif
 
@@ -20,7 +20,7 @@ Machine this_cpu() {
 
 Machine this_machine(int cuda_device_index) {
   Machine m = this_cpu();
-#if LLA_HAVE_CUDA && __has_include("cuda/common/device.hpp")
+#if LLA_HAVE_CUDA
   // Probing initialises CUDA, so each device is asked once. What was found is never freed, and no lock guards it: calls
   // at exit and in forked children come here too.
   static std::array<std::atomic<const CudaDevice*>, 64> devices{};

@@ -12,11 +12,11 @@ namespace lla::core {
 std::span<const Implementation* const> implementations() {
   static constexpr const Implementation* list[] = {
 #if LLA_HAVE_CUDA
-      &cuda::sm90::implementation,
-      &cuda::portable::implementation,
+    &cuda::sm90::implementation,
+    &cuda::portable::implementation,
 #endif
-      &cpu::implementation,
-      &reference::implementation,
+    &cpu::implementation,
+    &reference::implementation,
   };
   return list;
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <initializer_list>
 #include <span>
+#include <tuple>
 
 #include "validate/overlap.hpp"
 #include "validate/sequences.hpp"
@@ -306,77 +307,65 @@ Status check_saved(const Tensor& saved, const Tensor& q, const Problem& p, Point
 
 // ---- what is read and what is written ------------------------------------------------------------------------------
 
-// Every tensor of the arguments: the inputs first, so many, then the outputs.
-constexpr size_t kForwardInputs = 10;
-auto tensors_of(const lla_forward_args& a) {
+template <class... Arrays>
+auto joined(const Arrays&... arrays) {
+  return std::apply([](const auto&... tensors) { return std::array{tensors...}; }, std::tuple_cat(arrays...));
+}
+
+// What both calls read and what both may write, under the names of their arguments.
+template <class Args>
+auto shared_inputs(const Args& a) {
   return std::array{NamedTensor{"q", a.q},
                     NamedTensor{"k", a.k},
                     NamedTensor{"v", a.v},
                     NamedTensor{"ridge", a.ridge},
                     NamedTensor{"x", a.x},
                     NamedTensor{"cu_seqlens_q", a.cu_seqlens_q},
-                    NamedTensor{"cu_seqlens_k", a.cu_seqlens_k},
-                    NamedTensor{"seqlens_k", a.seqlens_k},
-                    NamedTensor{"page_table", a.page_table},
-                    NamedTensor{"first_key", a.first_key},
-                    NamedTensor{"o", a.o},
-                    NamedTensor{"saved", a.saved},
-                    NamedTensor{"iterations", a.iterations},
-                    NamedTensor{"residual", a.residual},
+                    NamedTensor{"cu_seqlens_k", a.cu_seqlens_k}};
+}
+template <class Args>
+auto row_outputs(const Args& a) {
+  return std::array{NamedTensor{"iterations", a.iterations}, NamedTensor{"residual", a.residual},
                     NamedTensor{"row_status", a.row_status}};
 }
 
-constexpr size_t kBackwardInputs = 9;
-auto tensors_of(const lla_backward_args& a) {
-  return std::array{NamedTensor{"q", a.q},
-                    NamedTensor{"k", a.k},
-                    NamedTensor{"v", a.v},
-                    NamedTensor{"ridge", a.ridge},
-                    NamedTensor{"x", a.x},
-                    NamedTensor{"cu_seqlens_q", a.cu_seqlens_q},
-                    NamedTensor{"cu_seqlens_k", a.cu_seqlens_k},
-                    NamedTensor{"saved", a.saved},
-                    NamedTensor{"grad_o", a.grad_o},
-                    NamedTensor{"dq", a.dq},
-                    NamedTensor{"dk", a.dk},
-                    NamedTensor{"dv", a.dv},
-                    NamedTensor{"dx", a.dx},
-                    NamedTensor{"dridge", a.dridge},
-                    NamedTensor{"iterations", a.iterations},
-                    NamedTensor{"residual", a.residual},
-                    NamedTensor{"row_status", a.row_status}};
+auto inputs_of(const lla_forward_args& a) {
+  return joined(shared_inputs(a),
+                std::array{NamedTensor{"seqlens_k", a.seqlens_k}, NamedTensor{"page_table", a.page_table},
+                           NamedTensor{"first_key", a.first_key}});
+}
+auto outputs_of(const lla_forward_args& a) {
+  return joined(std::array{NamedTensor{"o", a.o}, NamedTensor{"saved", a.saved}}, row_outputs(a));
+}
+
+auto inputs_of(const lla_backward_args& a) {
+  return joined(shared_inputs(a), std::array{NamedTensor{"saved", a.saved}, NamedTensor{"grad_o", a.grad_o}});
+}
+auto outputs_of(const lla_backward_args& a) {
+  return joined(std::array{NamedTensor{"dq", a.dq}, NamedTensor{"dk", a.dk}, NamedTensor{"dv", a.dv},
+                           NamedTensor{"dx", a.dx}, NamedTensor{"dridge", a.dridge}},
+                row_outputs(a));
 }
 
 constexpr size_t kWorkspaceAlignment = 256;
 
-// A view of the bytes a call writes to in the workspace.
 template <class Args>
-Status read_workspace(const Args& a, size_t needed, Tensor& view) {
+Status check_workspace(const Args& a, size_t needed) {
   if (a.workspace_bytes < needed)
     return {LLA_WORKSPACE_TOO_SMALL, cat("workspace: has ", a.workspace_bytes, " bytes, needs ", needed)};
   if (needed > 0 && a.workspace == nullptr)
     return invalid(cat("workspace: is null, but ", needed, " bytes are needed"));
   if (reinterpret_cast<uintptr_t>(a.workspace) % kWorkspaceAlignment != 0)
     return invalid(cat("workspace: must be aligned to ", kWorkspaceAlignment, " bytes"));
-  view = dense(a.workspace, DType::f32, {static_cast<int64_t>((needed + 3) / 4)});
-  return {};
+  const Tensor view = dense(a.workspace, DType::f32, {static_cast<int64_t>((needed + 3) / 4)});
+  const NamedTensor written[] = {{"workspace", view}};
+  return distinct(joined(inputs_of(a), outputs_of(a)), written);
 }
 
 }  // namespace
 
-Status validate_workspace(const lla_forward_args& a, size_t needed) {
-  Tensor workspace;
-  LLA_RETURN_IF_ERROR(read_workspace(a, needed, workspace));
-  const NamedTensor written[] = {{"workspace", workspace}};
-  return distinct(tensors_of(a), written);
-}
-
-Status validate_workspace(const lla_backward_args& a, size_t needed) {
-  Tensor workspace;
-  LLA_RETURN_IF_ERROR(read_workspace(a, needed, workspace));
-  const NamedTensor written[] = {{"workspace", workspace}};
-  return distinct(tensors_of(a), written);
-}
+Status validate_workspace(const lla_forward_args& a, size_t needed) { return check_workspace(a, needed); }
+Status validate_workspace(const lla_backward_args& a, size_t needed) { return check_workspace(a, needed); }
 
 namespace {
 
@@ -395,8 +384,7 @@ Status read_outputs(const lla_forward_args& a, Pointers pointers, ForwardCall& c
   }
   call.saved = a.saved.data;
   LLA_RETURN_IF_ERROR(read_row_outputs(a, pointers, p, call.info));
-  const std::array all = tensors_of(a);
-  return distinct(std::span(all).first(kForwardInputs), std::span(all).subspan(kForwardInputs));
+  return distinct(inputs_of(a), outputs_of(a));
 }
 
 }  // namespace
@@ -464,8 +452,7 @@ Status validate(const lla_backward_args& a, Pointers pointers, BackwardCall& cal
   call.dv = operand(a.dv);
   call.dx = operand(a.dx);
   LLA_RETURN_IF_ERROR(read_row_outputs(a, pointers, p, call.info));
-  const std::array all = tensors_of(a);
-  return distinct(std::span(all).first(kBackwardInputs), std::span(all).subspan(kBackwardInputs));
+  return distinct(inputs_of(a), outputs_of(a));
 }
 
 }  // namespace lla::core

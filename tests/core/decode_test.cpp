@@ -74,7 +74,8 @@ TEST_P(Decode, TypesGroupsAndRows) {
   for (const DType dtype : {DType::f32, DType::f64, DType::bf16, DType::f16}) {
     for (const int64_t group : {1, 3, 8}) {
       for (const int64_t rows : {1, 2, 5}) {
-        CacheSpec spec = one_sequence(dtype, 64, 1500, rows);
+        if (reduced() && (group == 3 || rows == 2)) continue;
+        CacheSpec spec = one_sequence(dtype, 64, reduced() ? 300 : 1500, rows);
         spec.heads_kv = 2;
         spec.heads_q = 2 * group;
         spec.ridge = RidgeShape::token;

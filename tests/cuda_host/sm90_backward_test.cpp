@@ -121,7 +121,8 @@ TEST(Sm90Backward, PowersOfTwoGoBeyondFloats) {
 // All values zero: b is zero, and G alone must decide the scale, whatever its size.
 TEST(Sm90Backward, HeadsWithoutValuesFollowTheGradient) {
   for (const int m : {-100, 0, 60}) {
-    const RowExponents row = row_exponents(1, 2 + m, 3, kNoExponent, 5 + m, 6, kNoExponent, 2, kNoExponent, 0, kNoEnergy);
+    const RowExponents row =
+        row_exponents(1, 2 + m, 3, kNoExponent, 5 + m, 6, kNoExponent, 2, kNoExponent, 0, kNoEnergy);
     uint32_t bounds[kHeadBounds];
     row_bounds(bounds, row);
     HeadBounds head{};

@@ -32,15 +32,6 @@ class CudaMemory : public Memory {
   int cuda_device() const override { return gpu_index(); }
 };
 
-Spec as_gpu_oracle(Spec spec) {
-  spec.dtype = DType::f64;
-  spec.out_dtype = DType::none;
-  spec.layout = Layout::dense;
-  spec.options.solver = LLA_SOLVER_DIRECT;
-  spec.options.weights = LLA_WEIGHTS_AUTO;
-  return spec;
-}
-
 }  // namespace
 
 int gpu_index() {
@@ -67,11 +58,11 @@ std::vector<std::string> cuda_implementations() {
 }
 
 Forward gpu_oracle_forward(const Spec& spec, const Inputs& inputs) {
-  return run_forward(as_gpu_oracle(spec), inputs, "cuda-portable", {.saved = false, .info = false});
+  return run_forward(as_oracle(spec), inputs, "cuda-portable", {.saved = false, .info = false});
 }
 
 Backward gpu_oracle_backward(const Spec& spec, const Inputs& inputs) {
-  return run_backward(as_gpu_oracle(spec), inputs, "cuda-portable");
+  return run_backward(as_oracle(spec), inputs, "cuda-portable");
 }
 
 // Says why nothing was tested where there is no device: a skip that stands in the report.

@@ -66,7 +66,7 @@ TEST(WriteAtomically, FollowsNoLinks) {
     fs::create_symlink("precious", s.path / name);
   fs::create_symlink("precious", s.path / "file");  // the target itself: the link is replaced, not what it points to
   write_atomically(s.path / "file", "new");
-  require_writable(s.path);
+  require_writable_folder(s.path);
   EXPECT_EQ(read_file(s.path / "precious"), "mine");
   EXPECT_EQ(read_file(s.path / "file"), "new");
   EXPECT_FALSE(fs::is_symlink(s.path / "file"));

@@ -262,13 +262,15 @@ CacheForward cache_oracle(const CacheSpec& spec, const std::vector<Inputs>& inpu
 bool takes_cache(const std::string& implementation, const CacheSpec& spec) {
   const int device = memory_of(implementation).cuda_device();
   const auto batch = static_cast<int64_t>(spec.sequences.size());
+  int64_t queries = 1;  // of the sequence that has most
+  for (const CachedSequence& s : spec.sequences) queries = std::max(queries, s.rows);
   ForwardArgs args;
   args.options = spec.options;
   args.options.implementation = implementation.c_str();
-  args.q = described(spec.dtype, {batch, 1, spec.heads_q, spec.dim}, spec.layout, device);
+  args.q = described(spec.dtype, {batch, queries, spec.heads_q, spec.dim}, spec.layout, device);
   args.k = described(spec.dtype, {batch, 64, spec.heads_kv, spec.dim}, spec.layout, device);
   args.v = described(spec.dtype, {batch, 64, spec.heads_kv, spec.value_dim}, spec.layout, device);
-  args.o = described(spec.output(), {batch, 1, spec.heads_q, spec.value_dim}, spec.layout, device);
+  args.o = described(spec.output(), {batch, queries, spec.heads_q, spec.value_dim}, spec.layout, device);
   if (spec.ridge == RidgeShape::none) {
     args.x = args.q;
   } else {

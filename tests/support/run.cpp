@@ -104,6 +104,8 @@ lla_status run_guarded(Args& args, Memory& memory, Run run) {
   return status;
 }
 
+}  // namespace
+
 Spec as_oracle(Spec spec) {
   spec.dtype = DType::f64;
   spec.out_dtype = DType::none;
@@ -112,8 +114,6 @@ Spec as_oracle(Spec spec) {
   spec.options.weights = LLA_WEIGHTS_AUTO;
   return spec;
 }
-
-}  // namespace
 
 Forward run_forward(const Spec& spec, const Inputs& inputs, const std::string& implementation, Want want) {
   SCOPED_TRACE(implementation + " forward: " + spec.text());

@@ -52,7 +52,8 @@ Backward run_backward(const Spec& spec, const Inputs& inputs, const std::string&
 Backward run_backward(const Spec& spec, const Inputs& inputs, const std::vector<double>& saved,
                       const std::string& implementation, WantGradients want = {});
 
-// The oracle: the reference's direct solve on the same values, in and out in fp64.
+// The oracle: the reference's direct solve on the same values, in and out in fp64. as_oracle is the problem it solves.
+Spec as_oracle(Spec spec);
 Forward oracle_forward(const Spec& spec, const Inputs& inputs);
 Backward oracle_backward(const Spec& spec, const Inputs& inputs);
 

@@ -160,6 +160,21 @@ TEST(StackTrainer, StackedEqualsSingleToRounding) {
   }
 }
 
+TEST(StackTrainer, LlaWithAnInfiniteRidgeFollowsSoftmax) {
+  const Folder folder("control");
+  Stack lla = small_stack("lla", 2);
+  lla.model_options["ridge"] = "infinite";
+  const auto ours = trainer(lla, folder.path() / "lla"), softmax = trainer(small_stack("softmax", 2), folder.path());
+  ASSERT_TRUE(ours->train(never, silent));
+  ASSERT_TRUE(softmax->train(never, silent));
+  for (size_t r = 0; r < 2; ++r) {
+    for (size_t e = 0; e < 2; ++e) {
+      const double a = ours->runs()[r].epochs[e]["loss"], b = softmax->runs()[r].epochs[e]["loss"];
+      EXPECT_NEAR(a, b, 1e-5 * b);
+    }
+  }
+}
+
 TEST(StackTrainer, ARunThatIsNoLongerFiniteLeavesAlone) {
   const Folder folder("nan");
   Stack stack = small_stack("softmax", 3, "in-context");
@@ -244,7 +259,8 @@ TEST(Queue, GoesOnWhereItWasCutAndTakesTheBestRateForFurtherSeeds) {
   const Json again = experiments::read_results(hurried.path() / "results.json");
   ASSERT_EQ(again["records"].size(), 4u);
   for (size_t i = 0; i < 4; ++i) {
-    for (const char* field : {"loss", "validation", "test"}) EXPECT_EQ(again["records"][i][field], file["records"][i][field]);
+    for (const char* field : {"loss", "validation", "test"})
+      EXPECT_EQ(again["records"][i][field], file["records"][i][field]);
   }
 }
 

@@ -80,7 +80,8 @@ class Linear : public Recurrent {
     const Chunks chunks = make_chunks(pass.length, config_.chunk > 0 ? config_.chunk : 64);
     const int64_t first = chunks.first(pass.rows);
     const auto split = [&](const at::Tensor& x) { return to_chunks(heads(pass, x), chunks); };
-    at::Tensor q = split(in.q), k = split(in.k), v = split(in.v);
+    const at::Tensor q = split(in.q), k = split(in.k);
+    at::Tensor v = split(in.v);
     if (!config_.feature_map) {
       const DecayedSum sum(k, v, at::Tensor(), first);
       return from_chunks(sum(chunks_from(q, first)), config_.heads, chunks, pass.rows);
@@ -88,15 +89,12 @@ class Linear : public Recurrent {
     // As published (Katharopoulos et al., 2020): positive features, divided by the sum of the weights. A column of ones
     // beside the values carries that sum.
     v = at::cat({v, at::ones_like(v.narrow(3, 0, 1))}, 3);
-    const DecayedSum sum(positive(k, chunks), v, at::Tensor(), first);
+    // Padded keys have features too, but come after every query that is read.
+    const DecayedSum sum(at::elu(k) + 1, v, at::Tensor(), first);
     const at::Tensor both = sum(at::elu(chunks_from(q, first)) + 1);
     const auto parts = both.split_with_sizes({both.size(3) - 1, 1}, 3);
     return from_chunks(parts[0] / (parts[1] + 1e-6), config_.heads, chunks, pass.rows);
   }
-
- private:
-  // elu + 1; padded keys come after every query that is read, so their features do no harm.
-  static at::Tensor positive(const at::Tensor& k, const Chunks&) { return at::elu(k) + 1; }
 };
 
 }  // namespace
