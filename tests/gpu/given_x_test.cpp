@@ -116,8 +116,8 @@ TEST_P(GpuGivenX, SavedStatistics) {
       ASSERT_EQ(got.saved.size(), want.saved.size());
       const size_t rows = 300;
       const auto at = [](int64_t offset) { return static_cast<size_t>(offset); };
-      const size_t max = at(got.sizes.saved_max), omega = at(got.sizes.saved_omega), mean_k = at(got.sizes.saved_mean_k),
-                   mean_v = at(got.sizes.saved_mean_v), x = at(got.sizes.saved_x);
+      const size_t max = at(got.sizes.saved_max), omega = at(got.sizes.saved_omega),
+                   mean_k = at(got.sizes.saved_mean_k), mean_v = at(got.sizes.saved_mean_v), x = at(got.sizes.saved_x);
       for (size_t r = 0; r < rows; ++r) {
         if (want.saved[omega + r] == 0) {
           EXPECT_EQ(got.saved[omega + r], 0) << "omega without keys, row " << r;
@@ -125,7 +125,9 @@ TEST_P(GpuGivenX, SavedStatistics) {
         }
         EXPECT_EQ(got.saved[max + r], std::rint(got.saved[max + r])) << "max is an integer";
         EXPECT_NEAR(got.saved[max + r], want.saved[max + r], 1) << "row " << r;
-        EXPECT_NEAR(got.saved[omega + r] * std::exp2(got.saved[max + r] - want.saved[max + r]) / want.saved[omega + r], 1, 1e-3) << r;
+        EXPECT_NEAR(got.saved[omega + r] * std::exp2(got.saved[max + r] - want.saved[max + r]) / want.saved[omega + r],
+                    1, 1e-3)
+            << r;
         EXPECT_LE(got.saved[omega + r], 280 * 1.001);
         EXPECT_GE(got.saved[omega + r], 0.499) << "max is the least integer above the logits, row " << r;
       }
@@ -133,8 +135,7 @@ TEST_P(GpuGivenX, SavedStatistics) {
         return std::vector<double>(t.begin() + static_cast<int64_t>(begin),
                                    t.begin() + static_cast<int64_t>(begin + size));
       };
-      EXPECT_LE(relative_error(section(got.saved, mean_k, rows * 64), section(want.saved, mean_k, rows * 64)),
-                1e-3);
+      EXPECT_LE(relative_error(section(got.saved, mean_k, rows * 64), section(want.saved, mean_k, rows * 64)), 1e-3);
       EXPECT_LE(relative_error(section(got.saved, mean_v, rows * 40), section(want.saved, mean_v, rows * 40)), 1e-3);
       for (size_t r = 0; r < rows; ++r) {
         if (want.saved[omega + r] == 0) continue;

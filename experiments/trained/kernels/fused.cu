@@ -186,8 +186,8 @@ __device__ void load(const float* from, float (&out)[kVector]) {
   out[0] = a.x, out[1] = a.y, out[2] = a.z, out[3] = a.w, out[4] = b.x, out[5] = b.y, out[6] = b.z, out[7] = b.w;
 }
 
-__global__ void __launch_bounds__(kThreads)
-    ridge_forward_kernel(const void* logits, int64_t stride_vectors, float* ridge, int64_t rows, int vectors, float floor) {
+__global__ void __launch_bounds__(kThreads) ridge_forward_kernel(const void* logits, int64_t stride_vectors,
+                                                                 float* ridge, int64_t rows, int vectors, float floor) {
   const int64_t place = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   if (place >= rows * vectors) return;
   float values[kVector];
@@ -230,7 +230,8 @@ void check_launch(const char* what) {
 template <class F>
 void for_width(int64_t width, F f) {
   const auto vectors = static_cast<int>(width / kVector);
-  if (width % norm_width_unit != 0 || width > norm_width_limit) throw std::invalid_argument("norm: this width has no kernel");
+  if (width % norm_width_unit != 0 || width > norm_width_limit)
+    throw std::invalid_argument("norm: this width has no kernel");
   const auto call = [&]<int kLanes, int kCount>() { f.template operator()<kLanes, kCount>(vectors); };
   if (vectors <= 8) return call.template operator()<8, 1>();
   if (vectors <= 16) return call.template operator()<16, 1>();

@@ -64,7 +64,8 @@ Status allow_shared_memory(const void* kernel, size_t bytes, const char* name, b
   if (bytes <= 48 * 1024) return {};
   int device = 0;
   LLA_RETURN_IF_ERROR(to_status(cudaGetDevice(&device), name));
-  Allowed::Entry* const entry = allowed.find(reinterpret_cast<uintptr_t>(kernel) + (static_cast<uintptr_t>(device) << 56));
+  Allowed::Entry* const entry =
+      allowed.find(reinterpret_cast<uintptr_t>(kernel) + (static_cast<uintptr_t>(device) << 56));
   if (!again && entry != nullptr && entry->bytes.load() >= bytes) return {};
   LLA_RETURN_IF_ERROR(to_status(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)), name));

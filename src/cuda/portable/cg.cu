@@ -141,7 +141,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
           const T most = sqrt(static_cast<T>(stop.limit(sizes, query[r].keys())) / s.start);
           const T promised = sqrt(s.promised / s.start);
           lost = drift(s, squares, mean_squares);
-          const bool doubtful = 2 * lost > fmax(promised, static_cast<T>(stop.backward ? 0 : core::default_tolerance(a.problem.dtype)));
+          const bool doubtful =
+              2 * lost > fmax(promised, static_cast<T>(stop.backward ? 0 : core::default_tolerance(a.problem.dtype)));
           const T within = doubtful ? most : most - fmin(lost, T(0.5) * most);
           s.limit = within * within * s.start;
           done = s.squared <= s.limit;

@@ -1,8 +1,8 @@
 // What both roles of a forward block derive from a work item.
 #pragma once
 
-#include "cuda/sm90/params.hpp"
 #include "cuda/sm90/fragment.cuh"
+#include "cuda/sm90/params.hpp"
 #include "cuda/sm90/scale.hpp"
 #include "cuda/sm90/schedule.hpp"
 

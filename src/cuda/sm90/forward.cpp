@@ -118,7 +118,8 @@ Status forward(const ForwardCall& call, const core::Plan& plan) {
   LLA_RETURN_IF_ERROR(make_tensor_map(values, base + at.values, key_rows, prepass.padded, tile));
   const ForwardParams params = params_of(call, plan, at);
   const auto launch = [&]<int kDim>(std::integral_constant<int, kDim>) {
-    if (p.given_x()) return given_x_launcher<kDim>(params, sees_few_keys(p))(keys, values, params, plan.workers, stream);
+    if (p.given_x())
+      return given_x_launcher<kDim>(params, sees_few_keys(p))(keys, values, params, plan.workers, stream);
     return plan.cached_weights ? launch_forward<ForwardConfig<kDim, true>>(keys, values, params, plan.workers, stream)
                                : launch_forward<ForwardConfig<kDim, false>>(keys, values, params, plan.workers, stream);
   };

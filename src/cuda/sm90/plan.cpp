@@ -6,9 +6,9 @@
 #include "core/text.hpp"
 #include "cuda/sm90/backward/workspace.hpp"
 #include "cuda/sm90/decode/decode.hpp"
-#include "cuda/sm90/solve/config.hpp"
 #include "cuda/sm90/parallax/config.hpp"
 #include "cuda/sm90/sm90.hpp"
+#include "cuda/sm90/solve/config.hpp"
 #include "cuda/sm90/workspace.hpp"
 
 namespace lla::cuda::sm90 {
@@ -162,9 +162,9 @@ core::Notes notes(const Problem& p, const core::Machine&, const core::Plan& plan
     notes.emplace_back("rows stop at",
                        cat("residual ", limits.tolerance, "; up to ", few, " keys ", limits.few_keys_tolerance,
                            " and not before ", limits.few_keys_iterations, " iterations"));
-    notes.emplace_back("products in two parts",
-                       backward ? cat("for rows of up to ", few, " keys")
-                                : cat("for rows of up to ", few, " keys, in the first ", limits.split_passes, " passes"));
+    notes.emplace_back("products in two parts", backward ? cat("for rows of up to ", few, " keys")
+                                                         : cat("for rows of up to ", few, " keys, in the first ",
+                                                               limits.split_passes, " passes"));
   }
   if (backward) notes.emplace_back("heads side by side", cat(heads_together(p)));
   if (plan.cached_weights) notes.emplace_back("cached weights", cat(layout.weights_stride * plan.workers, " bytes"));

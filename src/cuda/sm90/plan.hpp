@@ -14,8 +14,8 @@ Shape solve_shape_of(const core::Problem& problem);
 
 // When rows stop and which products are formed from two parts: decided here, printed with the plan.
 struct SolveLimits {
-  double tolerance;           // of the residual
-  double few_keys_tolerance;  // where rows see few keys
+  double tolerance;             // of the residual
+  double few_keys_tolerance;    // where rows see few keys
   int32_t few_keys_iterations;  // and at least so many there
   int32_t split_passes;         // passes over the keys with U in two parts, there
   double sum_error;             // forward: that Σ U / ω may have without the mean value

@@ -90,7 +90,8 @@ __device__ __forceinline__ Span span_of(const PrepassParams& p, const PrepassOpe
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
     for (int mask = 16; mask >= kLanes; mask /= 2) {
-      own[j].join({__shfl_xor_sync(0xffffffffu, own[j].least, mask), __shfl_xor_sync(0xffffffffu, own[j].largest, mask)});
+      own[j].join(
+          {__shfl_xor_sync(0xffffffffu, own[j].least, mask), __shfl_xor_sync(0xffffffffu, own[j].largest, mask)});
     }
     if (threadIdx.x % 32 < kLanes) warps[threadIdx.x / 32][lane * 8 + j] = own[j];
   }
@@ -234,8 +235,7 @@ __global__ void __launch_bounds__(kThreads) copy_kernel(const __grid_constant__ 
   if (!known && part.first == 0 && threadIdx.x == 0) {
     (operand.keys ? statistics.largest_key : statistics.largest_value) = __float_as_uint(largest);
   }
-  const float* const shift =
-      known && (__ldcg(&statistics.marked) & kShifted) ? p.shift + part.head * kPadded : nullptr;
+  const float* const shift = known && (__ldcg(&statistics.marked) & kShifted) ? p.shift + part.head * kPadded : nullptr;
   float largest_norm = copy_part<kPadded>(p, operand, part, largest, shift, &statistics.marked);
   if (!operand.keys) return;
   largest_norm = block_max(largest_norm);

@@ -29,9 +29,9 @@ struct PrepassParams {
   float* shift;        // c, [head][padded]; null: keys stay as they are
   int32_t head_count;  // (batch or 1) * heads_kv
   int32_t heads_kv;
-  int32_t positions;  // per head: seqlen_k, packed total_k
+  int32_t positions;   // per head: seqlen_k, packed total_k
   const int32_t* end;  // packed: where the last sequence ends; what lies behind is copied as zeros, unread
-  int32_t padded;     // 64 or 128
+  int32_t padded;      // 64 or 128
 };
 
 // One kernel where a block takes a whole head, else two: few launches matter to small problems.

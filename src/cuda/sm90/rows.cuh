@@ -4,8 +4,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "cuda/sm90/params.hpp"
 #include "cuda/sm90/fragment.cuh"
+#include "cuda/sm90/params.hpp"
 
 namespace lla::cuda::sm90 {
 

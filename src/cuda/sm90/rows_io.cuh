@@ -1,8 +1,8 @@
 // Rows between global memory and a warpgroup: queries and ridge in, results out.
 #pragma once
 
-#include "cuda/sm90/cg.cuh"
 #include "cuda/sm90/block.cuh"
+#include "cuda/sm90/cg.cuh"
 #include "cuda/sm90/fragment.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/rows.cuh"

@@ -11,11 +11,11 @@
 #include "cuda/sm90/backward/row_pass.hpp"
 #include "cuda/sm90/backward/solve.hpp"
 #include "cuda/sm90/backward/workspace.hpp"
-#include "cuda/sm90/solve/config.hpp"
 #include "cuda/sm90/operand_rows.hpp"
 #include "cuda/sm90/plan.hpp"
 #include "cuda/sm90/prepass.hpp"
 #include "cuda/sm90/sm90.hpp"
+#include "cuda/sm90/solve/config.hpp"
 #include "cuda/sm90/tensor_map.hpp"
 
 namespace lla::cuda::sm90 {

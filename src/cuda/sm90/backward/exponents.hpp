@@ -44,9 +44,7 @@ struct RowExponents {
 
 // The exponent of the bound of sqrt(Σ p a²) from x·(q - mean key) of a solved row: Σ p a² = 1 + Σ p E² is no more than
 // 1 + that. Twice the root, because solves are not exact.
-constexpr int energy_exponent(float energy) {
-  return energy > 0 ? (exponent_above(1 + energy) + 1) / 2 + 1 : 1;
-}
+constexpr int energy_exponent(float energy) { return energy > 0 ? (exponent_above(1 + energy) + 1) / 2 + 1 : 1; }
 inline constexpr int kNoEnergy = kExponentBias / 4;  // where x is any vector
 
 // |E| <= 2 |x| |k|, |gamma - tau| <= 2 |G| |v|, |F| <= 2 |y| |k|; norms bounded by exponents.
@@ -98,10 +96,10 @@ constexpr void row_bounds(uint32_t (&to)[kHeadBounds], const RowExponents& e) {
 
 struct HeadExponents {
   int alpha, beta, both;  // largest of the head
-  int rows;         // h: X = x 2^(beta + h), Y = -y 2^(alpha + h)
-  int g;            // G 2^(alpha + g), so that G V and Y K share an accumulator
-  int q;            // Q = q 2^(both + q)
-  int scale;        // of the logits' scale
+  int rows;               // h: X = x 2^(beta + h), Y = -y 2^(alpha + h)
+  int g;                  // G 2^(alpha + g), so that G V and Y K share an accumulator
+  int q;                  // Q = q 2^(both + q)
+  int scale;              // of the logits' scale
 
   constexpr HeadExponents(const HeadBounds& b, float logit_scale, int key_scale, int value_scale) {
     const auto of = [](uint32_t biased) { return static_cast<int>(biased) - kExponentBias; };

@@ -116,13 +116,8 @@ __global__ void __launch_bounds__(kThreads, 3) operands_kernel(const __grid_cons
     if (here) sizes = p.sizes[at], omega = p.omega[at], max = p.max[at];
     bool bad = sizes.alpha == kBadRow;
     const bool zero = sizes.alpha == kZeroRow, none = bad || zero;
-    const RowExponents exponents{0,
-                                 0,
-                                 0,
-                                 0,
-                                 none ? kNoExponent : sizes.alpha,
-                                 none ? kNoExponent : sizes.beta,
-                                 none ? kNoExponent : sizes.both};
+    const RowExponents exponents{
+        0, 0, 0, 0, none ? kNoExponent : sizes.alpha, none ? kNoExponent : sizes.beta, none ? kNoExponent : sizes.both};
     const int alpha = head.row_alpha(exponents), beta = head.row_beta(exponents);
     const int both = head.row_both(exponents);
     const int unit = none ? 0 : sizes.unit;

@@ -54,8 +54,8 @@ inline constexpr int16_t kZeroRow = INT16_MIN + 1;  // of one whose gradient is 
 
 // Per query: what gives the sums of the row pass their units.
 struct alignas(16) RowUnits {
-  float scale;  // of the sum behind dq, in what dq_exponent undoes
-  float one;    // 2^-alpha: 1 in units of a'
+  float scale;     // of the sum behind dq, in what dq_exponent undoes
+  float one;       // 2^-alpha: 1 in units of a'
   float lift = 1;  // what W (a' b' - c') is multiplied by, so that it makes use of fp16: with a solve only
   int32_t dq_exponent, dx_exponent;
 };

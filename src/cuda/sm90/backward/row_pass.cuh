@@ -9,9 +9,9 @@
 #include "cuda/sm90/backward/exponents.hpp"
 #include "cuda/sm90/backward/pass_block.cuh"
 #include "cuda/sm90/backward/row_pass.hpp"
-#include "cuda/sm90/rows_io.cuh"
 #include "cuda/sm90/mma.cuh"
 #include "cuda/sm90/rows.cuh"
+#include "cuda/sm90/rows_io.cuh"
 #include "cuda/sm90/scale.hpp"
 
 namespace lla::cuda::sm90 {

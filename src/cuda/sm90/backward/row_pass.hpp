@@ -22,9 +22,9 @@ struct RowPassParams {
   const RowUnits* units;
   const HeadStatistics* heads;
   const float* key_shift;  // [key head][padded]; where HeadStatistics say kShifted
-  const float* mean_k;  // saved, [row][dim]
-  const float* y;       // [row][padded], in units of the row
-  Rows dq, dx;          // data null: not wanted
+  const float* mean_k;     // saved, [row][dim]
+  const float* y;          // [row][padded], in units of the row
+  Rows dq, dx;             // data null: not wanted
 };
 
 // kSolve: x and y come from solves. Otherwise x is given, y is zero, and c is found here. Either way b0 and c of the

@@ -175,7 +175,8 @@ struct ForwardConsumer : Solver<Config> {
     const bool check = uniform(named_any(kGroupBarrier + group, kWarpgroup, start.check));
     const bool more = this->publish(start.active);
     const int live = this->live_tiles();
-    const bool split = this->template solve<false>(direction, d, live, more, this->few_keys() ? p.split_passes : 0, check);
+    const bool split =
+        this->template solve<false>(direction, d, live, more, this->few_keys() ? p.split_passes : 0, check);
     const Needs needs = write_x(direction, d);
     if (this->publish(needs.mean_value)) {
       write_mean_value(direction, live);

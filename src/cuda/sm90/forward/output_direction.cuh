@@ -1,8 +1,8 @@
 // x as the direction of the output pass, where U = W (1 + x·(k - mean)).
 #pragma once
 
-#include "cuda/sm90/cg.cuh"
 #include "cuda/sm90/block.cuh"
+#include "cuda/sm90/cg.cuh"
 
 namespace lla::cuda::sm90 {
 

@@ -12,10 +12,10 @@
 #pragma once
 
 #include "cuda/sm90/block.cuh"
-#include "cuda/sm90/rows_io.cuh"
 #include "cuda/sm90/mma.cuh"
 #include "cuda/sm90/parallax/online.cuh"
 #include "cuda/sm90/parallax/shared.cuh"
+#include "cuda/sm90/rows_io.cuh"
 #include "cuda/sm90/weights.cuh"
 
 namespace lla::cuda::sm90 {

@@ -7,10 +7,10 @@
 
 #include <type_traits>
 
-#include "cuda/sm90/cg.cuh"
 #include "cuda/sm90/block.cuh"
-#include "cuda/sm90/solve/shared.cuh"
+#include "cuda/sm90/cg.cuh"
 #include "cuda/sm90/mma.cuh"
+#include "cuda/sm90/solve/shared.cuh"
 #include "cuda/sm90/weights.cuh"
 
 namespace lla::cuda::sm90 {

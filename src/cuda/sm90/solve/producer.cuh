@@ -2,8 +2,8 @@
 // kernel's own producer knows.
 #pragma once
 
-#include "cuda/sm90/bulk.cuh"
 #include "cuda/sm90/block.cuh"
+#include "cuda/sm90/bulk.cuh"
 #include "cuda/sm90/solve/shared.cuh"
 #include "cuda/sm90/weights.cuh"
 
