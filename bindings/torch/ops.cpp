@@ -172,19 +172,36 @@ Tensor make_row_info(Args& args, const Tensor& q) {
   return row_info;
 }
 
-// What a forward call makes once the library has checked and planned it: everything is validated and planned once.
-// Exceptions must not pass through C: the first is kept and thrown again behind the call.
-struct ForwardMemory {
+// What a call makes once the library has checked and planned it: everything is validated and planned once. Exceptions
+// must not pass through C: the first is kept and thrown again behind the call.
+struct CallMemory {
   const Tensor& q;
-  MaybeTensor* saved;
-  MaybeTensor* row_info;
-  MaybeTensor o;
   std::optional<Workspace> workspace;
   std::exception_ptr error;
 
+  template <class Args, class Make>
+  lla_status make(size_t workspace_bytes, Args* args, const Make& outputs) {
+    try {
+      outputs();
+      workspace.emplace(workspace_bytes, q);
+      args->workspace = workspace->data();
+      args->workspace_bytes = workspace_bytes;
+      return LLA_OK;
+    } catch (...) {
+      error = std::current_exception();
+      return LLA_OUT_OF_MEMORY;
+    }
+  }
+};
+
+struct ForwardMemory : CallMemory {
+  MaybeTensor* saved;
+  MaybeTensor* row_info;
+  MaybeTensor o;
+
   static lla_status allocate(void* context, const lla_forward_sizes* sizes, lla_forward_args* args) {
     auto& made = *static_cast<ForwardMemory*>(context);
-    try {
+    return made.make(sizes->workspace_bytes, args, [&] {
       made.o = empty(args->o.size, args->o.ndim, made.q.scalar_type(), made.q);
       args->o.data = made.o->data_ptr();
       if (made.saved != nullptr) {
@@ -192,33 +209,13 @@ struct ForwardMemory {
         args->saved = view(**made.saved, "saved");
       }
       if (made.row_info != nullptr) *made.row_info = make_row_info(*args, made.q);
-      made.workspace.emplace(sizes->workspace_bytes, made.q);
-      args->workspace = made.workspace->data();
-      args->workspace_bytes = sizes->workspace_bytes;
-      return LLA_OK;
-    } catch (...) {
-      made.error = std::current_exception();
-      return LLA_OUT_OF_MEMORY;
-    }
+    });
   }
 };
 
-struct BackwardMemory {
-  const Tensor& q;
-  std::optional<Workspace> workspace;
-  std::exception_ptr error;
-
+struct BackwardMemory : CallMemory {
   static lla_status allocate(void* context, const lla_backward_sizes* sizes, lla_backward_args* args) {
-    auto& made = *static_cast<BackwardMemory*>(context);
-    try {
-      made.workspace.emplace(sizes->workspace_bytes, made.q);
-      args->workspace = made.workspace->data();
-      args->workspace_bytes = sizes->workspace_bytes;
-      return LLA_OK;
-    } catch (...) {
-      made.error = std::current_exception();
-      return LLA_OUT_OF_MEMORY;
-    }
+    return static_cast<BackwardMemory*>(context)->make(sizes->workspace_bytes, args, [] {});
   }
 };
 
@@ -240,7 +237,7 @@ Tensor run_forward(const Tensor& q, const Tensor& k, const Tensor& v, const Mayb
   fill(args, q, k, v, ridge, x, options);
   fill(args, cache);
   args.o = describe_output(args.q, args.v);
-  ForwardMemory memory{q, saved, row_info, {}, {}, {}};
+  ForwardMemory memory{{q, {}, {}}, saved, row_info, {}};
   run(args, memory, lla_forward);
   return *memory.o;
 }
@@ -301,7 +298,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   if (info && q.dim() != (cu_seqlens_q ? 3 : 4))
     invalid("q: must have " + std::string(cu_seqlens_q ? "3" : "4") + " dimensions");
   Tensor row_info = info ? make_row_info(args, q) : empty({0}, ScalarType::Int, q);
-  BackwardMemory memory{q, {}, {}};
+  BackwardMemory memory{{q, {}, {}}};
   run(args, memory, lla_backward);
   return {dq, dk, dv, dridge, row_info};
 }

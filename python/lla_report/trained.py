@@ -47,6 +47,19 @@ def legend(fig, axes, models):
     legend_below(fig, [found[label] for label in labels], labels, max(2, min(6, int(fig.get_size_inches()[0] / 1.6))))
 
 
+def finished(fig, axes, used, ylabel, log, models):
+    """What is the same for every figure of panels, of which the first `used` show something."""
+    flat = [a for row in axes for a in row]
+    for axis in flat[used:]:
+        axis.set_visible(False)
+    for row in axes:
+        row[0].set_ylabel(ylabel)
+    if log:
+        logarithmic(flat[:used])
+    legend(fig, flat, models)
+    return fig
+
+
 def panels(runs, view, xlabel, ylabel, title, log):
     """One panel for each value of the outer axis: the score against the inner one."""
     outer = sorted({s[0] for s in runs.settings}) if len(runs.axes) > 1 else [None]
@@ -73,14 +86,7 @@ def panels(runs, view, xlabel, ylabel, title, log):
         axis.set_xlabel(xlabel)
         if value is not None:
             axis.set_title(title.format(value))
-    for axis in flat[len(outer):]:
-        axis.set_visible(False)
-    for row in axes:
-        row[0].set_ylabel(ylabel)
-    if log:
-        logarithmic(flat[:len(outer)])
-    legend(fig, flat, runs.models)
-    return fig
+    return finished(fig, axes, len(outer), ylabel, log, runs.models)
 
 
 def curves(runs, view, field, xlabel, ylabel, log, group):
@@ -111,14 +117,7 @@ def curves(runs, view, field, xlabel, ylabel, log, group):
                       marker=MARKERS[m], ms=3, markevery=max(1, longest // 8))
         axis.set_xlabel(xlabel)
         axis.set_title(str(value))
-    for axis in flat[len(groups):]:
-        axis.set_visible(False)
-    for row in axes:
-        row[0].set_ylabel(ylabel)
-    if log:
-        logarithmic(flat[:len(groups)])
-    legend(fig, flat, runs.models)
-    return fig
+    return finished(fig, axes, len(groups), ylabel, log, runs.models)
 
 
 def rows_sentence(records):

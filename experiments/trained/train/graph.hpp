@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "torch.hpp"
 
@@ -14,6 +15,16 @@ class Replay {
  public:
   virtual ~Replay() = default;
   virtual void operator()() = 0;
+};
+
+// Calls the step again.
+class PlainReplay : public Replay {
+ public:
+  explicit PlainReplay(std::function<void()> step) : step_(std::move(step)) {}
+  void operator()() override { step_(); }
+
+ private:
+  std::function<void()> step_;
 };
 
 // Calls `step` a few times to warm up and once to capture it; the caller restores whatever the warm-up changed, in

@@ -8,15 +8,6 @@
 namespace lla::trained {
 namespace {
 
-class Plain : public Replay {
- public:
-  explicit Plain(std::function<void()> step) : step_(std::move(step)) {}
-  void operator()() override { step_(); }
-
- private:
-  std::function<void()> step_;
-};
-
 class Captured : public Replay {
  public:
   Captured(const std::function<void()>& step, const std::function<void()>& restore) {
@@ -40,7 +31,7 @@ class Captured : public Replay {
 std::unique_ptr<Replay> make_replay(const at::Device& device, bool captured, std::function<void()> step,
                                     const std::function<void()>& restore) {
   if (device.is_cuda() && captured) return std::make_unique<Captured>(step, restore);
-  return std::make_unique<Plain>(std::move(step));
+  return std::make_unique<PlainReplay>(std::move(step));
 }
 
 int device_count() { return c10::cuda::device_count(); }

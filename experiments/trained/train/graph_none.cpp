@@ -2,21 +2,9 @@
 #include "train/graph.hpp"
 
 namespace lla::trained {
-namespace {
-
-class Plain : public Replay {
- public:
-  explicit Plain(std::function<void()> step) : step_(std::move(step)) {}
-  void operator()() override { step_(); }
-
- private:
-  std::function<void()> step_;
-};
-
-}  // namespace
 
 std::unique_ptr<Replay> make_replay(const at::Device&, bool, std::function<void()> step, const std::function<void()>&) {
-  return std::make_unique<Plain>(std::move(step));
+  return std::make_unique<PlainReplay>(std::move(step));
 }
 int device_count() { return 0; }
 std::string device_name(const at::Device&) { return ""; }
