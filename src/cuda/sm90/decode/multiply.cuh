@@ -1,7 +1,7 @@
 // The multiplying warpgroups: V''ᵀ [K'' | r] and K''ᵀ [K'' | r], without the block that is known by symmetry.
 #pragma once
 
-#include "cuda/sm90/decode/shared.cuh"
+#include "cuda/sm90/decode/load.cuh"
 #include "cuda/sm90/mma.cuh"
 
 namespace lla::cuda::sm90::decode {
@@ -10,11 +10,11 @@ template <int kColumns>
 struct OuterProduct;
 template <>
 struct OuterProduct<72> {
-  using Atom = cute::SM90::GMMA::MMA_64x72x16_F32F16F16_SS<cute::SM90::GMMA::Major::MN, cute::SM90::GMMA::Major::MN>;
+  using Atom = cute::SM90::GMMA::MMA_64x72x16_F32F16F16_SS<detail::Major::MN, detail::Major::MN>;
 };
 template <>
 struct OuterProduct<136> {
-  using Atom = cute::SM90::GMMA::MMA_64x136x16_F32F16F16_SS<cute::SM90::GMMA::Major::MN, cute::SM90::GMMA::Major::MN>;
+  using Atom = cute::SM90::GMMA::MMA_64x136x16_F32F16F16_SS<detail::Major::MN, detail::Major::MN>;
 };
 
 __device__ __forceinline__ void add_to_global(float4* at, float4 v) {
@@ -55,7 +55,7 @@ struct Accumulators {
   static constexpr int kKeyBlock = C::kDim == 64 ? 0 : 1 - kGroup;
   static constexpr int kKeyParts = C::kKeyParts - kKeyBlock;  // of its columns
   static constexpr int kValueColumns = C::kDim + 8, kKeyColumns = 64 * kKeyParts + 8;
-  using ValueAtom = typename OuterProduct<kValueColumns>::Atom;
+  using ValueAtom = typename detail::Atom<kValueColumns, detail::Major::MN>::RS;
   using KeyAtom = typename OuterProduct<kKeyColumns>::Atom;
   float values[kValueColumns / 2], keys[kKeyColumns / 2];
 
@@ -74,13 +74,15 @@ struct Accumulators {
     for (const float x : keys) sum = fmaf(x, 0.0f, sum);
     return sum == 0;
   }
-  __device__ __forceinline__ void multiply(const detail::Operand& stage, int k, bool add) {
-    constexpr int kPart = C::kPartBytes / 16;
-    const auto out = add ? detail::ScaleOut::One : detail::ScaleOut::Zero;
-    detail::issue_ss<ValueAtom>(values, stage.at(k * 128 + (C::kValuePart + kGroup) * kPart), stage.at(k * 128), out,
-                                std::make_index_sequence<kValueColumns / 2>{});
-    const uint64_t from = stage.at(k * 128 + kKeyBlock * kPart);
-    detail::issue_ss<KeyAtom>(keys, from, from, out, std::make_index_sequence<kKeyColumns / 2>{});
+  __device__ __forceinline__ void multiply_keys(const detail::Operand& stage, int k, bool add) {
+    const uint64_t from = stage.at(k * 128 + kKeyBlock * C::kPartBytes / 16);
+    detail::issue_ss<KeyAtom>(keys, from, from, add ? detail::ScaleOut::One : detail::ScaleOut::Zero,
+                              std::make_index_sequence<kKeyColumns / 2>{});
+  }
+  __device__ __forceinline__ void multiply_values(const uint32_t (&a)[4], const detail::Operand& stage, int k,
+                                                  bool add) {
+    detail::issue_rs<ValueAtom>(values, a, stage.at(k * 128), std::make_index_sequence<kValueColumns / 2>{},
+                                add ? detail::ScaleOut::One : detail::ScaleOut::Zero);
   }
   __device__ __forceinline__ void add_to(float* matrix, bool fresh, int acc_max, int& slot_max) {
     int second_max = slot_max;
@@ -88,6 +90,22 @@ struct Accumulators {
     flush(reinterpret_cast<float4*>(matrix + key_block(C::kDim, kKeyBlock).from), keys, fresh, acc_max, second_max);
   }
 };
+
+// V''ᵀ of sixteen keys, as a product takes it from registers: values as they came (this warp's sixteen columns of them
+// at `from`, transposed on the way), times what their keys' roots say.
+template <class C>
+__device__ __forceinline__ void scaled_values(uint32_t (&to)[4], uint32_t from, const float* roots) {
+  const int t = threadIdx.x % 4;
+  uint32_t raw[4];
+  load_transposed(raw, from);
+  const float2 low = *reinterpret_cast<const float2*>(&roots[2 * t]);
+  const float2 high = *reinterpret_cast<const float2*>(&roots[8 + 2 * t]);
+  const auto scaled = [](uint32_t pair, float2 by) {
+    const float2 v = widen_pair<C::kBf16>(pair);
+    return to_half_pair(v.x * by.x, v.y * by.y);
+  };
+  to[0] = scaled(raw[0], low), to[1] = scaled(raw[2], low), to[2] = scaled(raw[1], high), to[3] = scaled(raw[3], high);
+}
 
 template <class C, int kGroup>
 __device__ __forceinline__ void multiply(Shared<C>& s, const Params& p) {
@@ -97,6 +115,8 @@ __device__ __forceinline__ void multiply(Shared<C>& s, const Params& p) {
   uint32_t stage = 0, parity = 0;
   int acc_max = 0, slot_max = 0, tiles = 0;
   bool fresh = true;
+  // Of a tile of sixteen values, where this lane finds its part of this warp's columns.
+  const uint32_t own = kGroup * kWarpKeys * 128 + raw_offset(threadIdx.x % 16, threadIdx.x % 128 / 32 * 2 + threadIdx.x % 32 / 16);
   for (;;) {
     s.full[stage].wait(parity);
     const TileHead& head = s.head[stage];
@@ -110,7 +130,14 @@ __device__ __forceinline__ void multiply(Shared<C>& s, const Params& p) {
     if (same) {
       mma_fence();
 #pragma unroll
-      for (int k = 0; k < 4; ++k) acc.multiply(part, k, k > 0 || tiles > 0);
+      for (int k = 0; k < 4; ++k) acc.multiply_keys(part, k, k > 0 || tiles > 0);
+      mma_commit();
+      uint32_t values[4][4];
+#pragma unroll
+      for (int k = 0; k < 4; ++k) scaled_values<C>(values[k], head.values[k] + own, &s.value_root[stage][16 * k]);
+      mma_fence();
+#pragma unroll
+      for (int k = 0; k < 4; ++k) acc.multiply_values(values[k], part, k, k > 0 || tiles > 0);
       mma_commit();
       mma_wait<0>();
       acc.pin_all();
@@ -123,8 +150,11 @@ __device__ __forceinline__ void multiply(Shared<C>& s, const Params& p) {
         if (max != acc_max) acc.scale(four_to(acc_max - max));
         acc_max = max;
         acc.pin_all();
+        uint32_t values[4];
+        scaled_values<C>(values, head.values[k] + own, &s.value_root[stage][16 * k]);
         mma_fence();
-        acc.multiply(part, k, k > 0 || tiles > 0);
+        acc.multiply_keys(part, k, k > 0 || tiles > 0);
+        acc.multiply_values(values, part, k, k > 0 || tiles > 0);
         mma_commit();
         mma_wait<0>();
         acc.pin_all();

@@ -9,7 +9,7 @@ namespace lla::cuda::sm90::decode {
 template <class C>
 __device__ __forceinline__ void convert(Shared<C>& s, const Params& p, int thread) {
   Converter<C> c(s, p, thread);
-  Ring<C> ring{s.raw[c.warp], s.loaded[c.warp]};
+  Ring<C> ring{s.raw_keys[c.warp], s.raw_values[c.warp], s.loaded[c.warp]};
   if (c.warp == 0) {
     const Walk start = find_start(p, blockIdx.x, gridDim.x);
     if (c.lane == 0) s.walk = start;
@@ -46,7 +46,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) stream_kernel(const __grid_con
       s.empty[i].init(4 * C::kMultipliers * kWarpArrivals);
     }
     s.finished.init(4 * C::kMultipliers * kWarpArrivals);
-    for (int i = 0; i < C::kWarps * C::kRawSlots; ++i) s.loaded[0][i].init(1);
+    for (int i = 0; i < C::kWarps * C::kKeySlots; ++i) s.loaded[0][i].init(1);
     barrier_init_fence();
   }
   __syncthreads();
@@ -55,13 +55,13 @@ __global__ void __launch_bounds__(C::kThreads, 1) stream_kernel(const __grid_con
   const int group = threadIdx.x / 128;
   if constexpr (C::kMultipliers == 2) {
     if (group == 0) {
-      take_registers<136>();
+      take_registers<152>();
       multiply<C, 0>(s, p);
     } else if (group == 1) {
-      take_registers<168>();
+      take_registers<184>();
       multiply<C, 1>(s, p);
     } else {
-      give_registers<104>();
+      give_registers<88>();
       convert<C>(s, p, threadIdx.x - 256);
     }
   } else {

@@ -6,12 +6,10 @@
 
 namespace lla::cuda::sm90::decode {
 
-template <class C>
-__device__ __forceinline__ float query_element(const Params& p, const Unit& u, int d) {
+__device__ __forceinline__ uint16_t query_element(const Params& p, const Unit& u, int d) {
   if (d >= p.dim) return 0;
   const int64_t at = row_offset(p.q, u.batch, u.position, u.head) + d * p.q.stride[3];
-  const uint16_t bits = static_cast<const uint16_t*>(p.q.data)[at];
-  return C::kBf16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16) : __half2float(__ushort_as_half(bits));
+  return static_cast<const uint16_t*>(p.q.data)[at];
 }
 
 template <class C>
@@ -55,12 +53,11 @@ struct UnitRun {
   }
 
   // The reference key, maximum and scales, from the row's first keys, sixteen a warp: the same for all parts of a row.
-  // Needs the query in query_centre. Its tile is the next in the ring.
+  // Needs the query. Its tile is the next in the ring.
   __device__ void reference(uint32_t seen) {
-    auto& raw = ring.take(seen);
-    uint32_t unused[2 * C::kChunks];
+    const RawTile raw = ring.take(seen);
     float logit[4];
-    c.template logits<false>(logit, unused, raw[0], seen);
+    c.logits(logit, raw.keys, seen);
     // Without the heaviest: of equals the first.
     const float top = over_warps(s.parts, Converter<C>::largest(logit));
     constexpr int kNone = 1 << 20;
@@ -90,7 +87,7 @@ struct UnitRun {
 #pragma unroll
     for (int i = 0; i < C::kChunks / 2; ++i) {
       uint32_t k[4];
-      load_transposed(k, raw_at(raw_start(raw[0]), i));
+      load_transposed(k, raw_at(raw_start(raw.keys), i));
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float2 a = widen_pair<C::kBf16>(k[2 * h]), b = widen_pair<C::kBf16>(k[2 * h + 1]);
@@ -114,8 +111,8 @@ struct UnitRun {
 #pragma unroll
     for (int i = 0; i < C::kChunks / 2; ++i) {
       uint32_t k[4], v[4];
-      load_transposed(k, raw_at(raw_start(raw[0]), i));
-      load_transposed(v, raw_at(raw_start(raw[1]), i));
+      load_transposed(k, raw_at(raw_start(raw.keys), i));
+      load_transposed(v, raw_at(raw_start(raw.values), i));
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float centre = s.centre[8 * (2 * i + j / 2) + c.lane / 4];
@@ -178,7 +175,7 @@ struct UnitRun {
     const int own = first_tile(tiles_done);
     c.clear();
 #pragma unroll 1
-    for (int ahead = 1; ahead < C::kRawSlots; ++ahead) ask(own + C::kGroups * ahead);
+    for (int ahead = 1; ahead < C::kKeySlots; ++ahead) ask(own + C::kGroups * ahead);
 #pragma unroll 1
     for (int tile = own; tile < tiles; tile += C::kGroups) {
       const int chunk = tile / kRestart * kRestart;
@@ -186,15 +183,13 @@ struct UnitRun {
       const uint32_t seen = seen_of(u.part, first_key(tile));
       c.template tile<true>(ring.take(seen), seen, (fills & 1) ^ 1, tile == 0 ? kFresh : 0, slot);
       ++fills;
-      ask(tile + C::kGroups * C::kRawSlots);
+      ask(tile + C::kGroups * C::kKeySlots);
     }
     if (c.lane == 0) s.heaviest_logit[c.warp] = c.heaviest;
     const bool large = named_any(kConverterBarrier, C::kConverters, too_large());
     if (first_tile(tiles_done + tiles) == 0) {
       const int best = heaviest_warp();
-      auto& raw = ring.raw[0];  // nothing is in flight
-      Ring<C>::clear(raw, 0);
-      __syncwarp();
+      const RawTile raw = ring.take_empty();  // nothing is in flight
       uint32_t seen = 0;
       if (c.warp % 4 == 0) {
         for (int w = 0; w < C::kWarps; ++w) {
@@ -202,7 +197,8 @@ struct UnitRun {
           seen |= 1u << w;
           for (int which = 0; which < 2; ++which) {
             for (int word = c.lane; word < C::kDim / 2; word += 32) {
-              *reinterpret_cast<uint32_t*>(raw[which] + raw_offset(w, word / 4) + word % 4 * 4) =
+              *reinterpret_cast<uint32_t*>((which == 0 ? raw.keys : raw.values) + raw_offset(w, word / 4) +
+                                           word % 4 * 4) =
                   reinterpret_cast<const uint32_t*>(s.heaviest[w][which])[word];
             }
           }
@@ -245,7 +241,7 @@ struct UnitRun {
       if (best >= 0) {
         const float2 k = widen_pair<C::kBf16>(reinterpret_cast<const uint16_t*>(s.heaviest[best][0])[thread]);
         const float2 v = widen_pair<C::kBf16>(reinterpret_cast<const uint16_t*>(s.heaviest[best][1])[thread]);
-        const float centred = __half2float(__float2half_rn(fmaf(k.x, c.key_scale, -s.query_centre[thread].y)));
+        const float centred = __half2float(__float2half_rn(fmaf(k.x, c.key_scale, -s.scaled_centre[thread])));
         key = __half2float(__float2half_rn(centred * root)) / root;  // as the others are rounded
         value = v.x;
       }
@@ -279,12 +275,12 @@ __device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C>& ring, const U
   const int first = aligned(u.row.begin) + c.warp * kWarpKeys;
   ring.ask(p, run.from, first, u.row, run.invalid);
   run.ask(run.first_tile(tiles_done));
-  if (thread < C::kDim) s.query_centre[thread].x = query_element<C>(p, u, thread) * p.half_scale;
+  if (thread < C::kDim) s.query[Shared<C>::query_place(thread)] = query_element(p, u, thread);
   converters_sync<C>();
   run.reference(seen_of(u.row, first));
 #pragma unroll 1
   for (int redo = 0;; ++redo) {
-    if (thread < C::kDim) s.query_centre[thread].y = s.centre[thread] * c.key_scale;
+    if (thread < C::kDim) s.scaled_centre[thread] = s.centre[thread] * c.key_scale;
     if (thread == 0) s.overflow = 0;
     converters_sync<C>();
     const bool large = run.stream(slot, tiles_done, fills);
