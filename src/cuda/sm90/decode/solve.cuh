@@ -246,7 +246,7 @@ struct RowSolve {
       m.at[d][d] = removed ? 1 : diagonal + scaled;
       // What rounding is relative to: the sums before the mean was taken off.
       m.start[d] = removed ? 1 : fmaf(stream / total * s.stream_mean[d], s.stream_mean[d], diagonal) + scaled;
-      m.drop[d] = ridge > 0 ? 20 : 16;
+      m.limit[d] = m.start[d] * (ridge > 0 ? 0x1p-20f : 0x1p-16f);
       s.x[d] = removed;
     }
     if (bad) s.bad = 1;
@@ -395,8 +395,9 @@ __global__ void __launch_bounds__(kSolveThreads) solve_kernel(const __grid_const
   }
   const bool nan = __syncthreads_or(!finite) || s.bad;
   solve.output(held, kHold, nan);
-  if (rank == 0 && threadIdx.x == 0) {
-    solve.report(nan ? LLA_ROW_NAN : s.matrix.smallest <= kLeastPivot ? LLA_ROW_BREAKDOWN : LLA_ROW_OK);
+  if (rank == 0 && threadIdx.x < 32) {
+    const bool broken = smallest_pivot(s.matrix) <= kLeastPivot;
+    if (threadIdx.x == 0) solve.report(nan ? LLA_ROW_NAN : broken ? LLA_ROW_BREAKDOWN : LLA_ROW_OK);
   }
 }
 
