@@ -102,8 +102,8 @@ struct Ring {
       for (int which = 0; which < 2; ++which) {
         const uint32_t start = shared_address(which == 0 ? to.keys : to.values) + row * 128;
 #pragma unroll
-        for (int group = 0; group < C::kDim / 64; ++group) {
-          load_box(start + group * kWarpKeys * 128, which == 0 ? &p.key_map : &p.value_map, 64 * group, from.head, at.y,
+        for (int box = 0; box < C::kDim / 64; ++box) {
+          load_box(start + box * kWarpKeys * 128, which == 0 ? &p.key_map : &p.value_map, 64 * box, from.head, at.y,
                    at.x, here);
         }
       }
