@@ -45,7 +45,8 @@ Walk start_of(const Shape& p, int block, int blocks, int64_t& total) {
     claimed = rows_claimed(p, claimed, b);
   }
   Walk walk{};
-  const int working = working_blocks(total, blocks);
+  const int64_t live = std::clamp<int64_t>(before - p.first_row, 0, p.row_count);
+  const int working = working_blocks(total, live, blocks);
   if (block >= working) return walk;
   int64_t begin = share_begin(total, block, working);
   walk.left = share_begin(total, block + 1, working) - begin;

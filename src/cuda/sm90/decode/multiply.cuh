@@ -17,34 +17,28 @@ struct OuterProduct<136> {
   using Atom = cute::SM90::GMMA::MMA_64x136x16_F32F16F16_SS<detail::Major::MN, detail::Major::MN>;
 };
 
-__device__ __forceinline__ void add_to_global(float4* at, float4 v) {
-  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-               : "memory");
-}
-
-// Adds the accumulators to the partial's matrix, which is relative to the maximum `partial_max`.
+// Adds the accumulators to the partial's matrix. Its threads alone know these places, and read, add and write them: ten
+// times as fast as to have L2 add.
 template <int kCount>
-__device__ __forceinline__ void flush(float4* to, float (&acc)[kCount], bool first, int acc_max, int& partial_max) {
+__device__ __forceinline__ void flush(float4* to, float (&acc)[kCount], bool first, float old_factor, float factor) {
+  constexpr int kAtOnce = 4;
   const int thread = threadIdx.x % 128;
-  if (first) partial_max = acc_max;
-  if (!first && acc_max > partial_max + 40) {  // too far to scale what is new
-    const float factor = four_to(partial_max - acc_max);
-    for (int i = 0; i < kCount / 4; ++i) {
-      float4& at = to[i * 128 + thread];
-      const float4 v = at;
-      at = {v.x * factor, v.y * factor, v.z * factor, v.w * factor};
-    }
-    partial_max = acc_max;
-  }
-  const float factor = four_to(acc_max - partial_max);
 #pragma unroll
-  for (int i = 0; i < kCount / 4; ++i) {
-    const float4 v{acc[4 * i] * factor, acc[4 * i + 1] * factor, acc[4 * i + 2] * factor, acc[4 * i + 3] * factor};
-    if (first) {
-      to[i * 128 + thread] = v;
-    } else {
-      add_to_global(&to[i * 128 + thread], v);
+  for (int from = 0; from < kCount / 4; from += kAtOnce) {
+    float4 old[kAtOnce];
+#pragma unroll
+    for (int e = 0; e < kAtOnce; ++e) {
+      if (from + e < kCount / 4) old[e] = first ? float4{0, 0, 0, 0} : __ldcg(&to[(from + e) * 128 + thread]);
     }
+#pragma unroll
+    for (int e = 0; e < kAtOnce; ++e) {
+      const int i = from + e;
+      if (i >= kCount / 4) continue;
+      __stcg(&to[i * 128 + thread],
+             {fmaf(old[e].x, old_factor, acc[4 * i] * factor), fmaf(old[e].y, old_factor, acc[4 * i + 1] * factor),
+              fmaf(old[e].z, old_factor, acc[4 * i + 2] * factor), fmaf(old[e].w, old_factor, acc[4 * i + 3] * factor)});
+    }
+    asm volatile("" ::: "memory");
   }
 }
 
@@ -84,11 +78,15 @@ struct Accumulators {
     detail::issue_rs<ValueAtom>(values, a, stage.at(k * 128), std::make_index_sequence<kValueColumns / 2>{},
                                 add ? detail::ScaleOut::One : detail::ScaleOut::Zero);
   }
-  __device__ __forceinline__ void add_to(float* matrix, bool fresh, int acc_max, int& partial_max) {
-    int second_max = partial_max;
-    flush(reinterpret_cast<float4*>(matrix + value_tile(C::kDim, kWarpgroup).from), values, fresh, acc_max,
-          partial_max);
-    flush(reinterpret_cast<float4*>(matrix + key_tile(C::kDim, kKeyBlock).from), keys, fresh, acc_max, second_max);
+  // `partial_max`: what the partial's matrix is relative to.
+  __device__ __forceinline__ void add_to(float* matrix, bool first, int acc_max, int& partial_max) {
+    const int max = first || acc_max > partial_max ? acc_max : partial_max;
+    const float old_factor = first ? 0 : four_to(partial_max - max), factor = four_to(acc_max - max);
+    partial_max = max;
+    float* const value_rows = matrix + value_tile(C::kDim, kWarpgroup).from;
+    float* const key_rows = matrix + key_tile(C::kDim, kKeyBlock).from;
+    flush(reinterpret_cast<float4*>(value_rows), values, first, old_factor, factor);
+    flush(reinterpret_cast<float4*>(key_rows), keys, first, old_factor, factor);
   }
 };
 

@@ -15,6 +15,7 @@ __device__ __forceinline__ void convert(Shared<C>& s, const Params& p, int threa
     if (c.lane == 0) s.walk = start;
   }
   uint32_t tiles_done = 0, fills = 0, attempts = 0;
+  TL(1);
   for (;;) {
     if (thread == 0) {
       s.unit.local = -1;
@@ -25,6 +26,7 @@ __device__ __forceinline__ void convert(Shared<C>& s, const Params& p, int threa
     }
     converters_sync<C>();
     if (s.unit.local < 0) break;
+    TL(2);
     run_unit<C>(c, ring, s.unit, s.unit.local + static_cast<int>(blockIdx.x), tiles_done, fills, attempts);
     converters_sync<C>();
   }
@@ -50,6 +52,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) stream_kernel(const __grid_con
     barrier_init_fence();
   }
   __syncthreads();
+  TL(0);
   wait_for_last_kernel();
   let_next_kernel_begin();
   const int warpgroup = threadIdx.x / 128;

@@ -4,6 +4,9 @@
 #include "cuda/sm90/decode/convert.cuh"
 #include "cuda/tensor/scale.hpp"
 
+#ifndef TL
+#define TL(i)
+#endif
 namespace lla::cuda::sm90::decode {
 
 __device__ __forceinline__ uint16_t query_element(const Params& p, const Unit& u, int d) {
@@ -133,8 +136,8 @@ struct UnitRun {
     largest_key = over_warps(s.parts, largest_key);
     largest_value = over_warps(s.more_parts, largest_value);
     // To [2^-4, 2^-3): r reaches 2^11, so later elements may be 2^8 times larger.
-    c.key_scale = power_of_two_scale(largest_key) * 0x1p-18f;
-    c.value_scale = power_of_two_scale(largest_value) * 0x1p-18f;
+    c.key_scale = tensor::power_of_two_scale(largest_key) * 0x1p-18f;
+    c.value_scale = tensor::power_of_two_scale(largest_value) * 0x1p-18f;
     const float from_max = second > -INFINITY ? second : top > -INFINITY ? top : 0;
     c.max = static_cast<int>(ceilf(fmaxf(fminf(from_max, 1e6f), -1e6f)));
     converters_sync<C>();
@@ -185,8 +188,10 @@ struct UnitRun {
       const uint32_t seen = seen_of(u.keys, first_key(tile));
       c.template tile<true>(ring.take(seen), seen, (fills & 1) ^ 1, tile == 0 ? kFresh : 0, partial);
       ++fills;
+      if (tile == own) TL(5);
       ask(tile + C::kConverterWarpgroups * C::kKeySlots);
     }
+    TL(6);
     if (c.lane == 0) s.heaviest_logit[c.warp] = c.heaviest;
     const bool large = named_any(kConverterBarrier, C::kConverters, too_large());
     if (first_tile(tiles_done + tiles) == 0) {
@@ -279,16 +284,21 @@ __device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C>& ring, const U
   run.ask(run.first_tile(tiles_done));
   if (thread < C::kDim) s.query[Shared<C>::query_place(thread)] = query_element(p, u, thread);
   converters_sync<C>();
+  TL(3);
   run.reference(seen_of(u.row, first));
+  TL(4);
 #pragma unroll 1
   for (int redo = 0;; ++redo) {
     if (thread < C::kDim) s.scaled_centre[thread] = s.centre[thread] * c.key_scale;
     if (thread == 0) s.overflow = 0;
     converters_sync<C>();
     const bool large = run.stream(partial, tiles_done, fills);
+    TL(7);
     tiles_done += run.tiles() + 1;
     run.publish(p.partials + int64_t{partial} * partial_floats(C::kDim));
+    TL(8);
     s.finished.wait(attempts++ & 1);
+    TL(9);
     if (!(large || s.overflow) || redo == kMostRedos) break;
     c.key_scale *= 1.0f / (1 << kRedoBits);
     c.value_scale *= 1.0f / (1 << kRedoBits);
