@@ -34,9 +34,10 @@ __device__ __forceinline__ void flush(float4* to, float (&acc)[kCount], bool fir
     for (int e = 0; e < kAtOnce; ++e) {
       const int i = from + e;
       if (i >= kCount / 4) continue;
-      __stcg(&to[i * 128 + thread],
-             {fmaf(old[e].x, old_factor, acc[4 * i] * factor), fmaf(old[e].y, old_factor, acc[4 * i + 1] * factor),
-              fmaf(old[e].z, old_factor, acc[4 * i + 2] * factor), fmaf(old[e].w, old_factor, acc[4 * i + 3] * factor)});
+      __stcg(
+          &to[i * 128 + thread],
+          {fmaf(old[e].x, old_factor, acc[4 * i] * factor), fmaf(old[e].y, old_factor, acc[4 * i + 1] * factor),
+           fmaf(old[e].z, old_factor, acc[4 * i + 2] * factor), fmaf(old[e].w, old_factor, acc[4 * i + 3] * factor)});
     }
     asm volatile("" ::: "memory");
   }
