@@ -49,6 +49,16 @@ __device__ __forceinline__ void touch(const void* there) {
       "}\n" ::"l"(there));
 }
 
+// Tells the compiler that all threads of a warp hold the same value: what depends on it can stay in uniform registers,
+// where the tensor cores want their descriptors.
+__device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+__device__ __forceinline__ TileRange uniform(TileRange r) { return {uniform(r.begin), uniform(r.end)}; }
+
+// A walk (LiveWalk) of whole warps together.
+struct WarpTogether {
+  __device__ __forceinline__ static uint32_t same(uint32_t bits) { return uniform(bits); }
+};
+
 // Words whose unpacked halves the compiler shall not keep from one loop to the next.
 template <int kCount>
 __device__ __forceinline__ void forget(uint32_t (&words)[kCount]) {

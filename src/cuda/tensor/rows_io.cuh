@@ -1,7 +1,7 @@
 // Rows between global memory and a warpgroup: queries and ridge in, results out.
 #pragma once
 
-#include "cuda/sm90/ptx.cuh"
+#include "cuda/tensor/ptx.cuh"
 #include "cuda/tensor/block.cuh"
 #include "cuda/tensor/cg.cuh"
 #include "cuda/tensor/fragment.cuh"

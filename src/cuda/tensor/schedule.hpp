@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "cuda/tensor/tensor.hpp"
+
 namespace lla::cuda::tensor {
 
 inline constexpr int kWarpgroupRows = 64;              // queries of a warpgroup

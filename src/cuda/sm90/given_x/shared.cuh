@@ -53,7 +53,4 @@ struct alignas(1024) GivenXShared {
   }
 };
 
-// Named barriers of a block.
-inline constexpr int kWarpgroupBarrier = 1;  // + warpgroup: its 128 threads
-
 }  // namespace lla::cuda::sm90

@@ -6,6 +6,7 @@
 #include "cuda/sm90/solve/config.hpp"
 #include "cuda/sm90/tiles.cuh"
 #include "cuda/tensor/block.cuh"
+#include "cuda/tensor/live_tiles.hpp"
 #include "cuda/tensor/weights.cuh"
 
 namespace lla::cuda::sm90 {
@@ -129,8 +130,5 @@ struct alignas(1024) ForwardShared {
     __syncthreads();
   }
 };
-
-// Named barriers of a block.
-inline constexpr int kWarpgroupBarrier = 1;  // + warpgroup: its 128 threads
 
 }  // namespace lla::cuda::sm90
