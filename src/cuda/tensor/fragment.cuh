@@ -85,6 +85,8 @@ __device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
   return *reinterpret_cast<const uint32_t*>(&h);
 }
 
+inline constexpr uint32_t kOnePair = 0x3c003c00;  // two fp16 ones
+
 // Byte offset of eight columns of a row in a 64-row, 128-byte-swizzled tile of 16-bit elements.
 __device__ __forceinline__ int tile_offset(int row, int eight) {
   return (eight / 8) * (kWarpgroupRows * 128) + row * 128 + (((eight % 8) ^ (row & 7)) << 4);

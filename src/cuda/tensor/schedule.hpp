@@ -78,6 +78,19 @@ constexpr QueryBlock block_of_item(const Shape& s, const int32_t* cu_q, const in
   return b;
 }
 
+// Everything that is kept per query lies in the order of core::row_index: the row of a sequence's first query.
+constexpr int64_t first_query_row(const Shape& s, int32_t batch, int32_t head, int32_t start_q) {
+  return s.packed ? int64_t{head} * s.total_q + start_q : (int64_t{batch} * s.heads_q + head) * s.seqlen_q;
+}
+// Which of the copies of keys and values, and of all that is kept per head of them. Packed sequences share one.
+constexpr int32_t kv_copy(const Shape& s, int32_t heads_kv, int32_t batch, int32_t kv_head) {
+  return s.packed ? kv_head : batch * heads_kv + kv_head;
+}
+// The row of a sequence's first key in the copies.
+constexpr int64_t first_key_row(const Shape& s, int32_t copy_index, int32_t start_k) {
+  return int64_t{copy_index} * (s.packed ? s.total_k : s.seqlen_k) + start_k;
+}
+
 // Keys [begin, end) of a range of queries: what the union of their masks covers.
 struct KeyRange {
   int32_t begin, end;

@@ -81,19 +81,17 @@ struct KeyBlock {
   }
   // Index of the (batch, head) in everything kept per head.
   __device__ __forceinline__ int32_t copy_index(const KeyPassParams& params) const {
-    return params.shape.packed ? head : batch * params.heads_kv + head;
+    return kv_copy(params.shape, params.heads_kv, batch, head);
   }
   __device__ __forceinline__ int64_t key_row(const KeyPassParams& params) const {
-    return params.shape.packed ? int64_t{head} * params.shape.total_k + start_k + first_key
-                               : (int64_t{batch} * params.heads_kv + head) * params.shape.seqlen_k + first_key;
+    return first_key_row(params.shape, copy_index(params), start_k) + first_key;
   }
   // Whether a step has low parts.
   __device__ __forceinline__ bool low(const KeyPassParams& params, int32_t member, int32_t step) const {
     return params.low[operand_block(params.shape, batch, head * params.shape.group + member, first_query) + step] != 0;
   }
   __device__ __forceinline__ int64_t query_row(const KeyPassParams& params, int32_t query_head, int32_t query) const {
-    return params.shape.packed ? int64_t{query_head} * params.shape.total_q + start_q + query
-                               : (int64_t{batch} * params.shape.heads_q + query_head) * params.shape.seqlen_q + query;
+    return first_query_row(params.shape, batch, query_head, start_q) + query;
   }
 };
 
@@ -310,7 +308,8 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& params, t
       at.advance(Config::kHighTiles);
       continue;
     }
-    float s[32], e[32];  // S, later B; E
+    float s[32], e[32];
+    float(&b)[32] = s;  // B takes the registers of S once these have become W
     uint32_t w[16];
     mma_fence();
     product_transposed<kDim, 64>(s, keys, tile(Config::kQ));
@@ -335,12 +334,12 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& params, t
       if (low) wait_at(low_at.ahead(Config::kYLow));
     }
     mma_fence();
-    product_transposed<kDim, 64>(s, values, tile(Config::kG));
+    product_transposed<kDim, 64>(b, values, tile(Config::kG));
     if constexpr (Config::kSolve) {
-      product_transposed<kDim, 64, true>(s, keys, tile(Config::kYHigh));
+      product_transposed<kDim, 64, true>(b, keys, tile(Config::kYHigh));
       if (low) {
         mma_fence();
-        product_transposed<kDim, 64, true>(s, keys, low_tile(Config::kYLow));
+        product_transposed<kDim, 64, true>(b, keys, low_tile(Config::kYLow));
       }
     }
     mma_commit();
@@ -348,7 +347,7 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& params, t
     constants.load<0>(rows, lane.column);
     mma_wait<0>();
     pin(e);
-    pin(s);
+    pin(b);
     if (low) {
       free_at(low_at.ahead(Config::kXLow));
       if constexpr (Config::kSolve) free_at(low_at.ahead(Config::kYLow));
@@ -358,7 +357,7 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& params, t
     const bool whole = nearest >= mask.low && farthest <= mask.high && first_query + kQueryTile <= block.length_q &&
                        first_key + 64 <= block.length_k;
     const auto run = [&]<int kStep>() {
-      key_pass_step<Config, kStep>(dk, dv, w, e, s, constants, rows, lane.column, whole, mask, tile(Config::kQ),
+      key_pass_step<Config, kStep>(dk, dv, w, e, b, constants, rows, lane.column, whole, mask, tile(Config::kQ),
                                    tile(Config::kG), tile(Config::kXHigh), tile(Config::kYHigh));
     };
     run.template operator()<0>();

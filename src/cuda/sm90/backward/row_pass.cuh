@@ -59,14 +59,9 @@ struct RowBlock {
     block = block_of_item(params.shape, params.cu_q, params.cu_k, item);
     keys = visible_keys(params.shape, block, block.first_row, kBlockRows);
     tiles = tiles_of(keys, 64);
-    const int32_t kv_head = block.head / params.shape.group;
-    query_row =
-        params.shape.packed
-            ? int64_t{block.head} * params.shape.total_q + block.start_q + block.first_row
-            : (int64_t{block.batch} * params.shape.heads_q + block.head) * params.shape.seqlen_q + block.first_row;
-    key_row = params.shape.packed ? int64_t{kv_head} * params.shape.total_k + block.start_k
-                                  : (int64_t{block.batch} * params.heads_kv + kv_head) * params.shape.seqlen_k;
-    copy_index = params.shape.packed ? kv_head : block.batch * params.heads_kv + kv_head;
+    copy_index = kv_copy(params.shape, params.heads_kv, block.batch, block.head / params.shape.group);
+    query_row = first_query_row(params.shape, block.batch, block.head, block.start_q) + block.first_row;
+    key_row = first_key_row(params.shape, copy_index, block.start_k);
   }
   // Whether a warpgroup's rows have low parts; those that are not there have none.
   __device__ __forceinline__ bool low(const RowPassParams& params, int warpgroup) const {
