@@ -71,7 +71,7 @@ __device__ __forceinline__ void marks_seen(Pair<uint32_t>& marks, const ForwardP
 
 // Of the saved and info outputs: core::row_index.
 __device__ __forceinline__ int64_t row_index(const ForwardParams& params, const QueryBlock& block, int row) {
-  return first_query_row(params.shape, block.batch, block.head, block.start_q) + row;
+  return query_row(params.shape, block.batch, block.head, block.start_q, row);
 }
 
 }  // namespace lla::cuda::tensor

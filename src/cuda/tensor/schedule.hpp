@@ -78,9 +78,10 @@ constexpr QueryBlock block_of_item(const Shape& s, const int32_t* cu_q, const in
   return b;
 }
 
-// Everything that is kept per query lies in the order of core::row_index: the row of a sequence's first query.
-constexpr int64_t first_query_row(const Shape& s, int32_t batch, int32_t head, int32_t start_q) {
-  return s.packed ? int64_t{head} * s.total_q + start_q : (int64_t{batch} * s.heads_q + head) * s.seqlen_q;
+// Everything that is kept per query lies in the order of core::row_index. `position`: of the query in its sequence.
+constexpr int64_t query_row(const Shape& s, int32_t batch, int32_t head, int32_t start_q, int32_t position) {
+  return s.packed ? int64_t{head} * s.total_q + start_q + position
+                  : (int64_t{batch} * s.heads_q + head) * s.seqlen_q + position;
 }
 // Which of the copies of keys and values, and of all that is kept per head of them. Packed sequences share one.
 constexpr int32_t kv_copy(const Shape& s, int32_t heads_kv, int32_t batch, int32_t kv_head) {

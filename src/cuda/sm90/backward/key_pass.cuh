@@ -91,7 +91,7 @@ struct KeyBlock {
     return params.low[operand_block(params.shape, batch, head * params.shape.group + member, first_query) + step] != 0;
   }
   __device__ __forceinline__ int64_t query_row(const KeyPassParams& params, int32_t query_head, int32_t query) const {
-    return first_query_row(params.shape, batch, query_head, start_q) + query;
+    return tensor::query_row(params.shape, batch, query_head, start_q, query);
   }
 };
 

@@ -60,7 +60,7 @@ struct RowBlock {
     keys = visible_keys(params.shape, block, block.first_row, kBlockRows);
     tiles = tiles_of(keys, 64);
     copy_index = kv_copy(params.shape, params.heads_kv, block.batch, block.head / params.shape.group);
-    query_row = first_query_row(params.shape, block.batch, block.head, block.start_q) + block.first_row;
+    query_row = tensor::query_row(params.shape, block.batch, block.head, block.start_q, block.first_row);
     key_row = first_key_row(params.shape, copy_index, block.start_k);
   }
   // Whether a warpgroup's rows have low parts; those that are not there have none.

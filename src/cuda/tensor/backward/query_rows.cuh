@@ -27,7 +27,7 @@ struct BlockRows {
     copy_index = kv_copy(s, params.heads_kv, batch, kv_head);
     start_q = s.packed ? params.cu_q[batch] : 0;
     length_q = s.packed ? params.cu_q[batch + 1] - start_q : s.seqlen_q;
-    row0 = first_query_row(s, batch, head, start_q);
+    row0 = query_row(s, batch, head, start_q, 0);
   }
 };
 
