@@ -124,6 +124,7 @@ struct GivenXWarp {
   }
 
   __device__ __forceinline__ void stream() {
+    if (u.first) invalid |= others_miss_a_page(p.cache, from, u.sequence, threadIdx.x, kGivenXThreads);
 #pragma unroll 1
     for (int n = 0; n < C::kKeySlots; ++n) ask(n);
 #pragma unroll 1

@@ -52,6 +52,22 @@ __device__ __forceinline__ int2 page_of(const Cache& cache, const Source& from, 
   return {page >= 0 && page < cache.pages ? page : -1, key % cache.page_size};
 }
 
+// Whether a page is missing that other rows of the sequence need and this one does not: then it is not usable either.
+// There are few of those, before the row's first key and behind its last. By `threads` threads, each of which says what
+// it has found.
+__device__ __forceinline__ bool others_miss_a_page(const Cache& cache, const Source& from, const Keys& sequence,
+                                                   int thread, int threads) {
+  bool missing = false;
+  if (!cache.table) return missing;
+  for (int key = sequence.begin + thread; key < min(from.row.begin, sequence.end); key += threads) {
+    missing |= page_of(cache, from, key).x < 0;
+  }
+  for (int key = max(from.row.end, sequence.begin) + thread; key < sequence.end; key += threads) {
+    missing |= page_of(cache, from, key).x < 0;
+  }
+  return missing;
+}
+
 // The keys of sixteen that a row sees, as bits.
 __device__ __forceinline__ uint32_t seen_of(const Keys& keys, int first) {
   const int begin = max(0, min(kWarpKeys, keys.begin - first)), end = max(0, min(kWarpKeys, keys.end - first));

@@ -11,7 +11,9 @@ namespace {
 using core::cat;
 using core::Problem;
 
-Layout layout_of(const Problem& p, int blocks) { return {p.rows(), kernel_dim(p), p.given_x(), blocks}; }
+Layout layout_of(const Problem& p, int multiprocessors) {
+  return {p.rows(), kernel_dim(p), p.given_x(), multiprocessors, p.seqlen_q * p.group()};
+}
 
 }  // namespace
 

@@ -127,6 +127,7 @@ struct Unit {
   int32_t position;            // of the query in q
   int32_t local;               // row of this launch
   Keys row, keys;              // all of the row, and those of this unit
+  Keys sequence;               // what any row of the sequence sees
   int32_t start;               // of the part's first tile, at or before its first key
   bool first, last;            // part of the row
   bool invalid;                // the sequence is not usable
@@ -151,6 +152,7 @@ constexpr Unit take(const Shape& p, Walk& walk) {
   u.position = s.start_q + place.index;
   u.local = walk.before + walk.row - p.first_row;
   u.row = keys_of(p, s, place.index);
+  u.sequence = {keys_of(p, s, 0).begin, keys_of(p, s, s.length_q - 1).end};
   u.invalid = s.invalid;
   const int32_t remaining = s.granules - walk.granule;
   const int32_t count = walk.left < remaining ? static_cast<int32_t>(walk.left) : remaining;

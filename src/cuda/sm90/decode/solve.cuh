@@ -13,7 +13,7 @@
 #endif
 namespace lla::cuda::sm90::decode {
 
-inline constexpr int kMostParts = 256;  // blocks of the streaming kernel
+inline constexpr int kMostParts = kMostBlocks;
 inline constexpr int kPiecesAtOnce = 16;
 
 template <int kDim>
@@ -84,12 +84,11 @@ struct RowSolve {
 
   // Weights of the parts relative to the row's maximum. Says whether the row is not usable.
   __device__ bool weigh() {
+    const auto head_of = [&](int part) { return *reinterpret_cast<const PartialHead*>(partial(part)); };
     float top = -INFINITY, invalid = record.invalid != 0;
-    PartialHead head{};
-    const bool mine = thread < parts;
-    if (mine) {
-      head = *reinterpret_cast<const PartialHead*>(partial(thread));
-      if (head.omega != 0) top = static_cast<float>(head.omega_max);
+    for (int i = thread; i < parts; i += kSolveThreads) {
+      const PartialHead head = head_of(i);
+      if (head.omega != 0) top = fmaxf(top, static_cast<float>(head.omega_max));
       if (head.heaviest_omega != 0) top = fmaxf(top, static_cast<float>(head.heaviest_max));
       invalid += static_cast<float>(head.invalid);
     }
@@ -97,17 +96,19 @@ struct RowSolve {
     const auto plus = [](float a, float b) { return a + b; };
     top = block_reduce(top, s.reduced, larger);
     invalid = block_reduce(invalid, s.reduced, plus);
-    const PartialHead& first = *reinterpret_cast<const PartialHead*>(partial(0));
+    const PartialHead first = head_of(0);
     key_scale = first.key_scale, value_scale = first.value_scale;
+    const int max = top > -INFINITY ? static_cast<int>(top) : 0;
     float omega = 0, heaviest = 0;
-    if (mine) {
-      const int max = top > -INFINITY ? static_cast<int>(top) : 0;
-      omega = head.omega * four_to(min(head.omega_max - max, 40));
-      heaviest = head.heaviest_omega * four_to(min(head.heaviest_max - max, 40));
-      s.key_factor[thread] = key_scale / head.key_scale;
-      s.value_factor[thread] = value_scale / head.value_scale;
-      for (int g = 0; g < 2; ++g) s.matrix_factor[g][thread] = four_to(min(head.matrix_max[g] - max, 40));
-      s.heaviest_weight[thread] = heaviest;
+    for (int i = thread; i < parts; i += kSolveThreads) {
+      const PartialHead head = head_of(i);
+      const float own = head.heaviest_omega * four_to(min(head.heaviest_max - max, 40));
+      omega += head.omega * four_to(min(head.omega_max - max, 40));
+      heaviest += own;
+      s.key_factor[i] = key_scale / head.key_scale;
+      s.value_factor[i] = value_scale / head.value_scale;
+      for (int g = 0; g < 2; ++g) s.matrix_factor[g][i] = four_to(min(head.matrix_max[g] - max, 40));
+      s.heaviest_weight[i] = own;
     }
     stream = block_reduce(omega, s.reduced, plus);
     total = stream + block_reduce(heaviest, s.reduced, plus);

@@ -282,6 +282,7 @@ __device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C>& ring, const U
   const int first = aligned(u.row.begin) + c.warp * kWarpKeys;
   ring.ask(p, run.from, first, u.row, run.invalid);
   run.ask(run.first_tile(tiles_done));
+  if (u.first) run.invalid |= others_miss_a_page(p.cache, run.from, u.sequence, thread, C::kConverters);
   if (thread < C::kDim) s.query[Shared<C>::query_place(thread)] = query_element(p, u, thread);
   converters_sync<C>();
   TL(3);
