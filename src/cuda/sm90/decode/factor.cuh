@@ -74,7 +74,9 @@ __device__ __forceinline__ void update_rest(Matrix<kDim>& m, int below) {
   const int count = tiles * (tiles + 1) / 2 + tiles;
 #pragma unroll 1
   for (int t = threadIdx.x; t < count; t += kSolveThreads) {
-    int tile_row = static_cast<int>((sqrtf(8.0f * static_cast<float>(t) + 1.0f) - 1.0f) * 0.5f);
+    float root;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(8.0f * static_cast<float>(t) + 1.0f));
+    int tile_row = static_cast<int>((root - 1.0f) * 0.5f);
     if (tile_row * (tile_row + 1) / 2 > t) --tile_row;
     if ((tile_row + 1) * (tile_row + 2) / 2 <= t) ++tile_row;
     const int i = below + 4 * tile_row, j = below + 4 * (t - tile_row * (tile_row + 1) / 2);
@@ -128,43 +130,37 @@ __device__ __forceinline__ float smallest_pivot(const Matrix<kDim>& m) {
   return smallest;
 }
 
-// x = L^-T (the right-hand side's row), by the first warp; the caller puts a barrier after it.
+// x = L^-T (the right-hand side's row), by the first warp; the caller puts a barrier after it. A loop, not all of it
+// unrolled: instructions that run once cost what it takes to fetch them.
 template <int kDim>
 __device__ void back_substitute(const Matrix<kDim>& m, float* x) {
   if (threadIdx.x >= 32) return;
-  constexpr int kPerLane = kDim / 32;
   const int lane = threadIdx.x;
-  float left[kPerLane];
+  for (int d = lane; d < kDim; d += 32) x[d] = m.at[kDim][d];
+#pragma unroll 1
+  for (int first = kDim - kPanel; first >= 0; first -= kPanel) {
+    __syncwarp();
+    float solved[kPanel], l[kPanel - 1][kPanel];
+    load_eight(solved, &x[first]);
 #pragma unroll
-  for (int e = 0; e < kPerLane; ++e) left[e] = m.at[kDim][lane + 32 * e];
+    for (int j = 1; j < kPanel; ++j) load_eight(l[j - 1], &m.at[first + j][first]);
 #pragma unroll
-  for (int i = kPerLane - 1; i >= 0; --i) {
+    for (int j = kPanel - 1; j > 0; --j) {
 #pragma unroll
-    for (int from = 32 - kPanel; from >= 0; from -= kPanel) {
-      const int first = 32 * i + from;
-      float solved[kPanel];
-#pragma unroll
-      for (int j = 0; j < kPanel; ++j) solved[j] = __shfl_sync(0xffffffffu, left[i], from + j);
-#pragma unroll
-      for (int j = kPanel - 1; j > 0; --j) {
-        float l[kPanel];
-        load_eight(l, &m.at[first + j][first]);
-#pragma unroll
-        for (int k = 0; k < j; ++k) solved[k] = fmaf(-l[k], solved[j], solved[k]);
-      }
-#pragma unroll
-      for (int j = 0; j < kPanel; ++j) {
-        const float* const row = &m.at[first + j][lane];
-#pragma unroll
-        for (int e = 0; e <= i; ++e) {
-          if (e < i || lane < from) left[e] = fmaf(-row[32 * e], solved[j], left[e]);
-        }
-        if (lane == from + j) left[i] = solved[j];
-      }
+      for (int k = 0; k < j; ++k) solved[k] = fmaf(-l[j - 1][k], solved[j], solved[k]);
     }
-  }
 #pragma unroll
-  for (int e = 0; e < kPerLane; ++e) x[lane + 32 * e] = left[e];
+    for (int e = 0; e < kDim / 32; ++e) {
+      const int column = lane + 32 * e;
+      if (column >= first) break;
+      float left = x[column];
+#pragma unroll
+      for (int j = 0; j < kPanel; ++j) left = fmaf(-m.at[first + j][column], solved[j], left);
+      x[column] = left;
+    }
+    __syncwarp();
+    if (lane == 0) store_eight(&x[first], solved);
+  }
 }
 
 }  // namespace lla::cuda::sm90::decode

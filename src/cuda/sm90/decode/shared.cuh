@@ -57,7 +57,7 @@ struct Shared {
   float more_parts[C::kWarps];
   float heaviest_logit[C::kWarps];
   int32_t warp_max[C::kWarps];
-  Unit unit;
+  Unit unit[2];  // this one, and the next
   Walk walk;
   int32_t overflow;  // products too large for fp16 operands
   TileHead head[C::kConverterWarpgroups];

@@ -151,21 +151,31 @@ struct RowSolve {
     const float* const from = partials + partial_matrix(kDim) + block.from + (strip % 4 * 32 + lane) * 4;
 #pragma unroll
     for (int e = 0; e < kAtOnce; ++e) sum[e] = {0, 0, 0, 0};
+    constexpr int kParts = kAtOnce < 8 ? 8 / kAtOnce : 1;
 #pragma unroll 1
-    for (int i = 0; i < parts; ++i) {
-      const float* const here = from + int64_t{i} * partial_floats(kDim);
-      float4 v[kAtOnce];
+    for (int first = 0; first < parts; first += kParts) {
+      float4 v[kParts][kAtOnce];
 #pragma unroll
-      for (int e = 0; e < kAtOnce; ++e) {
-        const int quad = sub + (n + e) * kSplit;
-        v[e] = quad < block.quads ? *reinterpret_cast<const float4*>(here + quad * 512) : float4{0, 0, 0, 0};
+      for (int i = 0; i < kParts; ++i) {
+        const float* const here = from + int64_t{first + i} * partial_floats(kDim);
+#pragma unroll
+        for (int e = 0; e < kAtOnce; ++e) {
+          const int quad = sub + (n + e) * kSplit;
+          const bool there = quad < block.quads && first + i < parts;
+          v[i][e] = there ? *reinterpret_cast<const float4*>(here + quad * 512) : float4{0, 0, 0, 0};
+        }
       }
-      const float f =
-          s.matrix_factor[block.warpgroup][i] * s.key_factor[i] * (values ? s.value_factor[i] : s.key_factor[i]);
 #pragma unroll
-      for (int e = 0; e < kAtOnce; ++e) {
-        sum[e].x = fmaf(f, v[e].x, sum[e].x), sum[e].y = fmaf(f, v[e].y, sum[e].y);
-        sum[e].z = fmaf(f, v[e].z, sum[e].z), sum[e].w = fmaf(f, v[e].w, sum[e].w);
+      for (int i = 0; i < kParts; ++i) {
+        if (first + i >= parts) break;
+        const int part = first + i;
+        const float f = s.matrix_factor[block.warpgroup][part] * s.key_factor[part] *
+                        (values ? s.value_factor[part] : s.key_factor[part]);
+#pragma unroll
+        for (int e = 0; e < kAtOnce; ++e) {
+          sum[e].x = fmaf(f, v[i][e].x, sum[e].x), sum[e].y = fmaf(f, v[i][e].y, sum[e].y);
+          sum[e].z = fmaf(f, v[i][e].z, sum[e].z), sum[e].w = fmaf(f, v[i][e].w, sum[e].w);
+        }
       }
     }
   }

@@ -272,9 +272,11 @@ struct UnitRun {
 };
 
 // One unit from start to end. `tiles_done` and `fills` as in stream; `attempts` counts all of the block.
-template <class C>
+// `meanwhile` is called while the first keys are on their way.
+template <class C, class Meanwhile>
 __device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C>& ring, const Unit& u, int partial,
-                                         uint32_t& tiles_done, uint32_t& fills, uint32_t& attempts) {
+                                         uint32_t& tiles_done, uint32_t& fills, uint32_t& attempts,
+                                         const Meanwhile& meanwhile) {
   Shared<C>& s = c.s;
   const Params& p = c.p;
   UnitRun<C> run(c, ring, u);
@@ -284,6 +286,7 @@ __device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C>& ring, const U
   run.ask(run.first_tile(tiles_done));
   if (u.first) run.invalid |= others_miss_a_page(p.cache, run.from, u.sequence, thread, C::kConverters);
   if (thread < C::kDim) s.query[Shared<C>::query_place(thread)] = query_element(p, u, thread);
+  meanwhile();
   converters_sync<C>();
   TL(3);
   run.reference(seen_of(u.row, first));
