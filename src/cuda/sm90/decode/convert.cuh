@@ -67,8 +67,7 @@ struct Converter {
     const uint32_t root = j % 2 == 0 ? pair & 0xffff : pair >> 16;
     const int row = (warp % 4) * kWarpKeys + key_at(j);
     if (j < 4) {
-      *reinterpret_cast<uint4*>(s.stage[warpgroup] + C::kRootPart * C::kPartBytes + row * 128 + (row & 7) * 16) =
-          make_uint4(root, 0, 0, 0);
+      *reinterpret_cast<uint4*>(s.root_at(warpgroup, row)) = make_uint4(root, 0, 0, 0);
       s.value_root[warpgroup][row] = half_pair(root).x * value_scale;
     }
   }

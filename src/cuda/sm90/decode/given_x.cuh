@@ -14,10 +14,10 @@ struct GivenXHead {
   float max, omega, omega_e, centre;  // max in log2 units; omega_e = Σ w (e - centre)
   int32_t invalid;
 };
-template <int kDim_, bool kBf16_>
+template <int kDim_, bool kBf16_, bool kSmallPages_>
 struct GivenXConfig {
   static constexpr int kDim = kDim_;
-  static constexpr bool kBf16 = kBf16_;
+  static constexpr bool kBf16 = kBf16_, kSmallPages = kSmallPages_;
   static constexpr int kChunks = kDim / 8;
   static constexpr int kRawBytes = kWarpKeys * kDim * 2;
   static constexpr int kKeySlots = kDim == 128 ? 3 : 6, kValueSlots = kKeySlots;
@@ -38,21 +38,20 @@ struct GivenXWarp {
   GivenXShared<C>& s;
   const Params& p;
   const Unit& u;
-  Ring<C>& ring;
-  const Source from;
+  Ring<C, GivenXShared<C>>& ring;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   float plain[C::kChunks], with_e[C::kChunks];
   float max = -INFINITY, omega = 0, omega_e = 0, centre = 0;
   bool invalid = false;
 
-  __device__ __forceinline__ GivenXWarp(GivenXShared<C>& shared, const Params& params, const Unit& unit, Ring<C>& own)
-      : s(shared), p(params), u(unit), ring(own), from{unit.batch, unit.head / params.group, unit.row} {
+  __device__ __forceinline__ GivenXWarp(GivenXShared<C>& shared, const Params& params, const Unit& unit, Ring<C, GivenXShared<C>>& own)
+      : s(shared), p(params), u(unit), ring(own) {
 #pragma unroll
     for (int i = 0; i < C::kChunks; ++i) plain[i] = with_e[i] = 0;
   }
   __device__ __forceinline__ int first_of(int n) const { return u.start + (n * kGivenXWarps + warp) * kWarpKeys; }
   __device__ __forceinline__ void ask(int n) {
-    if (first_of(n) < u.keys.end) ring.ask(p, from, first_of(n), u.keys, invalid);
+    if (first_of(n) < u.keys.end) ring.ask(p, u, first_of(n), u.keys, invalid);
   }
   __device__ __forceinline__ int key_at(int j) const { return (j / 2) * 8 + (lane % 4) * 2 + j % 2; }
 
@@ -124,7 +123,7 @@ struct GivenXWarp {
   }
 
   __device__ __forceinline__ void stream() {
-    if (u.first) invalid |= others_miss_a_page(p.cache, from, u.sequence, threadIdx.x, kGivenXThreads);
+    if (u.first) invalid |= others_miss_a_page(p.cache, u, threadIdx.x, kGivenXThreads);
 #pragma unroll 1
     for (int n = 0; n < C::kKeySlots; ++n) ask(n);
 #pragma unroll 1
@@ -184,8 +183,7 @@ __global__ void __launch_bounds__(kGivenXThreads, 1) given_x_kernel(const __grid
   __syncthreads();
   wait_for_last_kernel();
   let_next_kernel_begin();
-  const int warp_index = threadIdx.x / 32;
-  Ring<C> ring{s.raw_keys[warp_index], s.raw_values[warp_index], s.loaded[warp_index]};
+  Ring<C, GivenXShared<C>> ring{s, static_cast<int>(threadIdx.x / 32)};
   Walk walk = find_start(p, blockIdx.x, gridDim.x);
   while (walk.left > 0) {
     const Unit u = take(p, walk);

@@ -13,9 +13,9 @@ Status launch_solve(const Params& p, cudaStream_t stream) {
                                   sizeof(SolveShared<kDim>), stream, "launching the decode solver", p);
 }
 
-template <int kDim, bool kBf16>
-Status launch_solved(const Launch& call) {
-  using C = Config<kDim, kBf16>;
+template <int kDim, bool kBf16, bool kSmallPages>
+Status launch_solved_in(const Launch& call) {
+  using C = Config<kDim, kBf16, kSmallPages>;
   const Layout layout = layout_of(call, false);
   return for_each_share(call, layout, [&](const Params& p) -> Status {
     LLA_RETURN_IF_ERROR(launch_early(stream_kernel<C>, dim3(static_cast<unsigned>(layout.blocks)), C::kThreads,
@@ -24,6 +24,12 @@ Status launch_solved(const Launch& call) {
     const bool few = p.row_count * 4 <= call.multiprocessors;
     return few ? launch_solve<kDim, kBf16, kDim / 16>(p, call.stream) : launch_solve<kDim, kBf16, 1>(p, call.stream);
   });
+}
+
+template <int kDim, bool kBf16>
+Status launch_solved(const Launch& call) {
+  return small_pages(call.p.cache) ? launch_solved_in<kDim, kBf16, true>(call)
+                                   : launch_solved_in<kDim, kBf16, false>(call);
 }
 
 }  // namespace lla::cuda::sm90::decode

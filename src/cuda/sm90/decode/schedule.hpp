@@ -102,13 +102,13 @@ constexpr RowShare row_share(const Shape& p, int32_t before, int32_t rows) {
 
 // Blocks that get a share, each at least one granule: a row's parts are then those of consecutive blocks. Where rows are
 // equally long, a count that divides theirs, or a multiple of it, spares blocks the end of one row and the beginning of
-// the next: a unit costs as much as some hundred keys. Worth a sixteenth of the blocks.
+// the next. A unit costs as much as some hundred keys: worth four granules more for every block.
 constexpr int working_blocks(int64_t granules, int64_t rows, int blocks) {
   if (granules < blocks) return static_cast<int>(granules);
   if (rows == 0) return blocks;
   const int64_t each = (rows + blocks - 1) / blocks;
   const int64_t even = rows < blocks ? blocks / rows * rows : (rows + each - 1) / each;
-  return even * 16 >= int64_t{blocks} * 15 ? static_cast<int>(even) : blocks;
+  return granules / even <= granules / blocks + 4 ? static_cast<int>(even) : blocks;
 }
 constexpr int64_t share_begin(int64_t granules, int block, int blocks) { return granules * block / blocks; }
 
@@ -124,6 +124,7 @@ struct Walk {
 // A part of one row.
 struct Unit {
   int32_t batch, head, index;  // query head, query of the sequence
+  int32_t key_head;
   int32_t position;            // of the query in q
   int32_t local;               // row of this launch
   Keys row, keys;              // all of the row, and those of this unit
@@ -149,6 +150,7 @@ constexpr Unit take(const Shape& p, Walk& walk) {
   const RowPlace place = row_place(s, walk.row);
   Unit u{};
   u.batch = walk.batch, u.head = place.head, u.index = place.index;
+  u.key_head = place.head / p.group;
   u.position = s.start_q + place.index;
   u.local = walk.before + walk.row - p.first_row;
   u.row = keys_of(p, s, place.index);

@@ -13,23 +13,26 @@ namespace lla::cuda::sm90::decode {
 inline constexpr int kTileKeys = 64;         // of a stage, made by a warpgroup of converters
 inline constexpr int kWarpKeys = 16;         // of a warp
 inline constexpr int kRestart = 16;          // tiles after which accumulators start anew: 1,024 keys
-template <int kDim_, bool kBf16_>
+// kSmallPages: rows come one by one (load.cuh).
+template <int kDim_, bool kBf16_, bool kSmallPages_>
 struct Config {
   static constexpr int kDim = kDim_;
-  static constexpr bool kBf16 = kBf16_;
+  static constexpr bool kBf16 = kBf16_, kSmallPages = kSmallPages_;
   static constexpr int kChunks = kDim / 8;        // of 16 bytes, of a row
   static constexpr int kMultipliers = kDim / 64;  // warpgroups
   // Groups of converters, each with a stage of its own: as many as there are registers for.
-  static constexpr int kConverterWarpgroups = kDim == 128 ? 2 : 3;
+  static constexpr int kConverterWarpgroups = kDim == 128 ? 2 : 4;
   static constexpr int kWarps = 4 * kConverterWarpgroups, kConverters = 32 * kWarps;
   static constexpr int kThreads = kConverters + 128 * kMultipliers;
   static constexpr int kRawBytes = kWarpKeys * kDim * 2;  // keys (or values) of a warp
   // Tiles a warp has room for. It is done with the keys of one when the stage is full, with the values one tile later.
-  static constexpr int kKeySlots = kDim == 128 ? 2 : 3, kValueSlots = kKeySlots + 1;
+  static constexpr int kKeySlots = 2, kValueSlots = 3;
   static constexpr int kPartBytes = kTileKeys * 128;  // 64 columns of a stage
-  // Parts of a stage: keys, roots (of which 8 columns are used).
-  static constexpr int kKeyParts = kDim / 64, kRootPart = kKeyParts;
-  static constexpr int kStageBytes = kPartBytes * (kKeyParts + 1);
+  // Parts of a stage: keys, and 8 columns of roots. The products find a part as far behind the one before it as the first
+  // two are apart: where there is one part of keys, the roots of all stages share one, eight columns each.
+  static constexpr int kKeyParts = kDim / 64;
+  static constexpr bool kSharedRoots = kKeyParts == 1;
+  static constexpr int kStageBytes = kPartBytes * (kSharedRoots ? kKeyParts : kKeyParts + 1);
 };
 
 enum TileFlags : int32_t { kFresh = 1, kEnd = 2, kStop = 4 };
@@ -43,12 +46,22 @@ struct TileHead {
 template <class C>
 struct Shared {
   alignas(1024) unsigned char stage[C::kConverterWarpgroups][C::kStageBytes];
+  alignas(1024) unsigned char shared_roots[C::kSharedRoots ? C::kPartBytes : 1024];
   alignas(1024) unsigned char raw_keys[C::kWarps][C::kKeySlots][C::kRawBytes];
   alignas(1024) unsigned char raw_values[C::kWarps][C::kValueSlots][C::kRawBytes];
   alignas(16) unsigned char heaviest[C::kWarps][2][C::kDim * 2];
   // The query as it came, in the order the products take it: thread t of four has columns 2t and 2t + 1 of every eight.
   alignas(16) uint16_t query[C::kDim];
   __device__ __forceinline__ static int query_place(int d) { return d % 8 / 2 * (C::kDim / 4) + d / 8 * 2 + d % 2; }
+  // Where the root of a stage's row lies; how far behind the stage's start the first of them.
+  __device__ __forceinline__ unsigned char* root_at(int stage_, int row) {
+    unsigned char* const part = C::kSharedRoots ? shared_roots : stage[stage_] + C::kKeyParts * C::kPartBytes;
+    return part + row * 128 + ((C::kSharedRoots ? stage_ : 0) ^ (row & 7)) * 16;
+  }
+  __device__ __forceinline__ uint32_t roots_behind(int stage_) const {
+    if constexpr (!C::kSharedRoots) return C::kPartBytes;
+    return shared_address(shared_roots) + 16 * stage_ - shared_address(stage[stage_]);
+  }
   float centre[C::kDim];
   float scaled_centre[C::kDim];
   alignas(16) float value_root[C::kConverterWarpgroups][kTileKeys];  // what values are multiplied by

@@ -8,9 +8,6 @@
 #include "cuda/sm90/decode/convert.cuh"
 #include "cuda/sm90/decode/factor.cuh"
 
-#ifndef TLS
-#define TLS(i)
-#endif
 namespace lla::cuda::sm90::decode {
 
 inline constexpr int kMostParts = kMostBlocks;
@@ -358,11 +355,9 @@ __global__ void __launch_bounds__(kSolveThreads) solve_kernel(const __grid_const
   const int row = blockIdx.x / kCluster;
   wait_for_last_kernel();
   let_next_kernel_begin();
-  TLS(0);
   if (row >= *p.live_rows) return;
   RowSolve<kDim, kCluster> solve(s, p, row, rank);
   if (threadIdx.x == 0) s.bad = 0;
-  TLS(1);
   const bool invalid = solve.weigh();
   if (invalid) {
     if (rank == 0) {
@@ -378,13 +373,10 @@ __global__ void __launch_bounds__(kSolveThreads) solve_kernel(const __grid_const
     }
     return;
   }
-  TLS(2);
   solve.means();
-  TLS(3);
   Matrix<kDim>* first = &s.matrix;
   if constexpr (kCluster > 1) first = cluster.map_shared_rank(first, 0);
   solve.covariance(*first);
-  TLS(4);
   using Solve = RowSolve<kDim, kCluster>;
   constexpr bool kHold = kCluster > 1;
   static_assert(!kHold || Solve::kQuads <= Solve::kAtOnce);
@@ -395,12 +387,9 @@ __global__ void __launch_bounds__(kSolveThreads) solve_kernel(const __grid_const
   }
   if (rank == 0) {
     solve.prepare(kBf16 ? DType::bf16 : DType::f16);
-    TLS(5);
     factor(s.matrix);
-    TLS(6);
     back_substitute(s.matrix, s.x);
     __syncthreads();
-    TLS(7);
   }
   if constexpr (kCluster > 1) {
     cluster.sync();
@@ -418,9 +407,7 @@ __global__ void __launch_bounds__(kSolveThreads) solve_kernel(const __grid_const
     finite = fabsf(s.x[threadIdx.x]) <= 3e38f && fabsf(s.mean_value[threadIdx.x]) <= 3e38f;
   }
   const bool nan = __syncthreads_or(!finite) || s.bad;
-  TLS(8);
   solve.output(held, kHold, nan);
-  TLS(9);
   if (rank == 0 && threadIdx.x < 32) {
     const bool broken = smallest_pivot(s.matrix) <= kLeastPivot;
     if (threadIdx.x == 0) solve.report(nan ? LLA_ROW_NAN : broken ? LLA_ROW_BREAKDOWN : LLA_ROW_OK);

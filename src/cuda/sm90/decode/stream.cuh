@@ -9,13 +9,12 @@ namespace lla::cuda::sm90::decode {
 template <class C>
 __device__ __forceinline__ void convert(Shared<C>& s, const Params& p, int thread) {
   Converter<C> c(s, p, thread);
-  Ring<C> ring{s.raw_keys[c.warp], s.raw_values[c.warp], s.loaded[c.warp]};
+  Ring<C, Shared<C>> ring{s, c.warp};
   if (c.warp == 0) {
     const Walk start = find_start(p, blockIdx.x, gridDim.x);
     if (c.lane == 0) s.walk = start;
   }
   uint32_t tiles_done = 0, fills = 0, attempts = 0;
-  TL(1);
   const auto take_next = [&](Unit& unit) {
     if (thread != 0) return;
     unit.local = -1;
@@ -29,7 +28,6 @@ __device__ __forceinline__ void convert(Shared<C>& s, const Params& p, int threa
     converters_sync<C>();
     const Unit& unit = s.unit[n % 2];
     if (unit.local < 0) break;
-    TL(2);
     run_unit<C>(c, ring, unit, unit.local + static_cast<int>(blockIdx.x), tiles_done, fills, attempts,
                 [&] { take_next(s.unit[(n + 1) % 2]); });
   }
@@ -55,7 +53,6 @@ __global__ void __launch_bounds__(C::kThreads, 1) stream_kernel(const __grid_con
     barrier_init_fence();
   }
   __syncthreads();
-  TL(0);
   wait_for_last_kernel();
   let_next_kernel_begin();
   const int warpgroup = threadIdx.x / 128;
@@ -72,8 +69,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) stream_kernel(const __grid_con
     }
   } else {
     if (warpgroup == 0) {
+      take_registers<128>();
       multiply<C, 0>(s, p);
     } else {
+      give_registers<88>();
       convert<C>(s, p, threadIdx.x - 128);
     }
   }

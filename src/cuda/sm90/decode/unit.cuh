@@ -4,9 +4,6 @@
 #include "cuda/sm90/decode/convert.cuh"
 #include "cuda/tensor/scale.hpp"
 
-#ifndef TL
-#define TL(i)
-#endif
 namespace lla::cuda::sm90::decode {
 
 __device__ __forceinline__ uint16_t query_element(const Params& p, const Unit& u, int d) {
@@ -21,16 +18,14 @@ struct UnitRun {
   Shared<C>& s;
   const Params& p;
   const Unit& u;
-  const Source from;
-  Ring<C>& ring;
+  Ring<C, Shared<C>>& ring;
   bool invalid = false;
 
-  __device__ __forceinline__ UnitRun(Converter<C>& converter, Ring<C>& warp_ring, const Unit& unit)
+  __device__ __forceinline__ UnitRun(Converter<C>& converter, Ring<C, Shared<C>>& warp_ring, const Unit& unit)
       : c(converter),
         s(converter.s),
         p(converter.p),
         u(unit),
-        from{unit.batch, unit.head / converter.p.group, unit.row},
         ring(warp_ring) {}
 
   // Largest over all converting warps of what each warp brings.
@@ -53,7 +48,7 @@ struct UnitRun {
                             C::kConverterWarpgroups);
   }
   __device__ __forceinline__ void ask(int tile) {
-    if (tile < tiles()) ring.ask(p, from, first_key(tile), u.keys, invalid);
+    if (tile < tiles()) ring.ask(p, u, first_key(tile), u.keys, invalid);
   }
 
   // The reference key, maximum and scales, from the row's first keys, sixteen a warp: the same for all parts of a row.
@@ -188,10 +183,8 @@ struct UnitRun {
       const uint32_t seen = seen_of(u.keys, first_key(tile));
       c.template tile<true>(ring.take(seen), seen, (fills & 1) ^ 1, tile == 0 ? kFresh : 0, partial);
       ++fills;
-      if (tile == own) TL(5);
       ask(tile + C::kConverterWarpgroups * C::kKeySlots);
     }
-    TL(6);
     if (c.lane == 0) s.heaviest_logit[c.warp] = c.heaviest;
     const bool large = named_any(kConverterBarrier, C::kConverters, too_large());
     if (first_tile(tiles_done + tiles) == 0) {
@@ -274,7 +267,7 @@ struct UnitRun {
 // One unit from start to end. `tiles_done` and `fills` as in stream; `attempts` counts all of the block.
 // `meanwhile` is called while the first keys are on their way.
 template <class C, class Meanwhile>
-__device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C>& ring, const Unit& u, int partial,
+__device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C, Shared<C>>& ring, const Unit& u, int partial,
                                          uint32_t& tiles_done, uint32_t& fills, uint32_t& attempts,
                                          const Meanwhile& meanwhile) {
   Shared<C>& s = c.s;
@@ -282,27 +275,22 @@ __device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C>& ring, const U
   UnitRun<C> run(c, ring, u);
   const int thread = c.warp * 32 + c.lane;
   const int first = aligned(u.row.begin) + c.warp * kWarpKeys;
-  ring.ask(p, run.from, first, u.row, run.invalid);
+  ring.ask(p, u, first, u.row, run.invalid);
   run.ask(run.first_tile(tiles_done));
-  if (u.first) run.invalid |= others_miss_a_page(p.cache, run.from, u.sequence, thread, C::kConverters);
+  if (u.first) run.invalid |= others_miss_a_page(p.cache, u, thread, C::kConverters);
   if (thread < C::kDim) s.query[Shared<C>::query_place(thread)] = query_element(p, u, thread);
   meanwhile();
   converters_sync<C>();
-  TL(3);
   run.reference(seen_of(u.row, first));
-  TL(4);
 #pragma unroll 1
   for (int redo = 0;; ++redo) {
     if (thread < C::kDim) s.scaled_centre[thread] = s.centre[thread] * c.key_scale;
     if (thread == 0) s.overflow = 0;
     converters_sync<C>();
     const bool large = run.stream(partial, tiles_done, fills);
-    TL(7);
     tiles_done += run.tiles() + 1;
     run.publish(p.partials + int64_t{partial} * partial_floats(C::kDim));
-    TL(8);
     s.finished.wait(attempts++ & 1);
-    TL(9);
     if (!(large || s.overflow) || redo == kMostRedos) break;
     c.key_scale *= 1.0f / (1 << kRedoBits);
     c.value_scale *= 1.0f / (1 << kRedoBits);
