@@ -1,6 +1,5 @@
 // First pass of forward and backward: what each row sees, its integer maximum, omega and the mean key and value.
-#include "cuda/common/launch.cuh"
-#include "cuda/portable/rows.cuh"
+#include "cuda/portable/launch.cuh"
 
 namespace lla::cuda::portable {
 namespace {
@@ -226,13 +225,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) stats_kernel(con
 
 template <class T>
 Status launch_stats(const Arguments<T>& a, cudaStream_t stream) {
-  const core::Problem& p = a.problem;
-  return with_bucket(dim_bucket(p.dim, p.value_dim), [&](auto bucket) {
-    using C = Config<T, bucket.value>;
-    static_assert(C::shared_bytes(1, 2) <= kSharedMemoryLimit);
-    return launch(stats_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch), C::kThreads,
-                  C::shared_bytes(1, 2), stream, "launching the statistics kernel", a);
-  });
+  return launch_tiles<1, 2>(a, a.problem.seqlen_q, a.problem.heads_q, stream, "launching the statistics kernel",
+                            [](auto bucket) { return stats_kernel<T, bucket.value>; });
 }
 
 template Status launch_stats<float>(const Arguments<float>&, cudaStream_t);
