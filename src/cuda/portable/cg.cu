@@ -121,9 +121,9 @@ struct SolveBlock {
     sizes.ridge_product = row_sum(ridge_product);
     sizes.ridge_squares = row_sum(ridge_squares);
     sizes.smallest_ridge = s.ridge;
-    sizes.unit_squares = ldexp(1.0, -2 * s.exponent);
+    sizes.row_unit_squares = ldexp(1.0, -2 * s.exponent);
     if (!done || !(s.start > T(0))) return done;  // zero has the solution zero
-    if (stop.backward) sizes.spread = a.rows.c[q.row] * sizes.unit_squares;
+    if (stop.backward) sizes.spread = a.rows.c[q.row] * sizes.row_unit_squares;
     // What the row will report, drift included, is to be within the limit. A drift that leaves no room below what
     // was promised may be a miss.
     const T most = sqrt(static_cast<T>(stop.limit(sizes, q.keys())) / s.start);

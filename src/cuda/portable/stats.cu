@@ -46,13 +46,13 @@ template <class C, class T>
 __device__ void write_row(const Arguments<T>& a, const QueryBlock& block, const Query& q, int r,
                           const RowResult<C, T>& result) {
   const core::Problem& p = a.problem;
-  const int64_t head_kv = block.head / p.group();
+  const int64_t kv_head = block.head / p.group();
   // One key: the mean is that key to the last bit, which a quotient of rounded sums is not.
   const auto mean = [&](const core::Operand& t, T sum, int column) {
     if (result.kind == kEmpty) return T(0);
     if (result.kind == kBad) return nan_value<T>();
     if (result.kind == kRegular) return sum / result.omega;
-    return load_as<T>(t.data, t.dtype, key_offset(a, t, block.sequence, head_kv, q.begin) + column * t.stride[3]);
+    return load_as<T>(t.data, t.dtype, key_offset(a, t, block.sequence, kv_head, q.begin) + column * t.stride[3]);
   };
   for_columns<C>(p.value_dim, [&](int c, int e, int column) {
     a.rows.mean_v[q.row * p.value_dim + column] = mean(a.v, result.sum_v->at[r][c].at[e], column);
