@@ -11,10 +11,10 @@
 #include <fmt/core.h>
 
 #include "bench.hpp"
+#include "bench/device_memory.hpp"
 #include "core/convert.hpp"
 #include "core/text.hpp"
 #include "data/data.hpp"
-#include "device_memory.hpp"
 #if LLA_HAVE_CUDA
 #include <cuda_runtime_api.h>
 #endif
@@ -22,6 +22,8 @@
 namespace lla::app {
 namespace {
 
+using bench::DeviceMemory;
+using bench::synchronize;
 using core::Device;
 
 void require(const Status& status) {
