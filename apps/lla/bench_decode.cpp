@@ -1,5 +1,5 @@
-// `lla bench decode`: new queries of every sequence over a key-value cache, contiguous or paged. One sequence is checked
-// against fp64 before anything is timed; on a GPU the call is a graph that is replayed.
+// `lla bench decode`: new queries of every sequence over a key-value cache, contiguous or paged. One sequence is
+// checked against fp64 before anything is timed; on a GPU the call is a graph that is replayed.
 #include <algorithm>
 #include <chrono>
 #include <cmath>

@@ -274,8 +274,8 @@ struct SolveConsumer : Solver<Config> {
     }
   }
 
-  // Saved statistics, G, t and the first direction; `two_part_passes`: passes of the solve with U in two parts. Returns whether a
-  // row of this thread is to be solved.
+  // Saved statistics, G, t and the first direction; `two_part_passes`: passes of the solve with U in two parts. Returns
+  // whether a row of this thread is to be solved.
   __device__ __forceinline__ bool prepare(const ForwardItem b, DirectionWords& direction, Direction& d,
                                           int& two_part_passes) {
     const Lane lane = Base::own_lane();

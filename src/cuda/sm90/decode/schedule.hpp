@@ -2,7 +2,8 @@
 //
 // The rows of all decoded sequences, one after the other, each as long as its keys take granules, make one line; every
 // block takes the same share of it. A block works on units: the parts of its share that lie in one row. Unit (row,
-// block) has partial row + block: walking along the line either the row or the block goes up, so no two units share one.
+// block) has partial row + block: walking along the line either the row or the block goes up, so no two units share
+// one.
 #pragma once
 
 #include <cstdint>
