@@ -148,7 +148,7 @@ def test_training_soak_in_pieces(device, tmp_path):
     def run(*more):
         command = [sys.executable, REPOSITORY / "scripts" / "train_soak.py", "--out", tmp_path, "--corpus", text, "--device", device,
                    "--precisions", *precisions, "--steps", "6", "--every", "2", "--validate-every", "3", "--layers", "2", "--width",
-                   "64", "--heads", "1", "--length", "32", "--batch", "4", "--validation-batches", "1", *more]
+                   "64", "--heads", "1", "--length", "32", "--batch", "4", *more]
         return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=600)
 
     first = run("--seconds", "0.01")
