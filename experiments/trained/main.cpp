@@ -61,16 +61,15 @@ int64_t tokens_of(const Stack& stack) {
 }
 
 // The list of runs with the time they are expected to take.
-void list_runs(const Experiment& experiment, const Json& estimates, const std::string& device) {
+void list_runs(const Experiment& experiment, const std::string& device) {
   double total = 0;
   bool complete = true;
   fmt::print("{:<64} {:>5} {:>8} {:>10}\n", "stack", "runs", "steps", "seconds");
   for (const Stack& stack : experiment.stacks) {
-    const auto seconds = estimated_seconds(estimates, stack, device, tokens_of(stack));
+    const auto seconds = estimated_seconds(experiment.estimates, stack, device, tokens_of(stack));
     total += seconds.value_or(0);
     complete = complete && seconds;
-    const size_t runs = stack.further_seeds ? stack.training.seeds.size() - 1 : stack.runs.size();
-    fmt::print("{:<64} {:>5} {:>8} {:>10}\n", stack.name(), runs, steps_of(stack.training),
+    fmt::print("{:<64} {:>5} {:>8} {:>10}\n", stack.name(), stack.most_runs(), steps_of(stack.training),
                seconds ? fmt::format("{:.0f}", *seconds) : "unknown");
   }
   fmt::print("\n{} stacks; {}about {:.0f} s on one {} device, from step times measured before\n",
@@ -83,11 +82,13 @@ int run(const std::string& task, Options o) {
   if (!config.is_object() || !config.contains("task") || config["task"] != task) {
     throw Failure(fmt::format("{} is not a config of \"{}\"", o.config, task));
   }
-  Json estimates = config.contains("estimates") ? config["estimates"] : Json::object();
   const Experiment experiment = make_experiment(config, o.subset);
   if (o.print_config) return fmt::print("{}\n", experiment.config.dump(2)), 0;
+  if (o.dry_run) {  // for a GPU that is elsewhere too
+    const bool gpu = o.device == "auto" ? device_count() > 0 : o.device != "cpu";
+    return list_runs(experiment, gpu ? "cuda" : "cpu"), 0;
+  }
   const std::vector<at::Device> on = devices(o.device);
-  if (o.dry_run) return list_runs(experiment, estimates, on[0].is_cuda() ? "cuda" : "cpu"), 0;
   if (task == "language-model") {
     load_corpus(experiment.config.contains("corpus") ? experiment.config["corpus"] : Json::object());
   }
