@@ -1,17 +1,15 @@
-// The rings between copying threads and multiplying warpgroups: of key and value tiles, and of cached weights.
+// The rings between producers and consumer warpgroups: of key and value tiles, and of cached weights.
 //
 // Both sides go through a ring in the same order, so what comes next needs no name: a slot is a stage and the parity of
 // its phase. Passes of the solve begin with K0 K1, and so does the output pass after them (K0 K1 V0 K2 V1 ... V(n-1)):
 // the producer may fetch these two before it knows whether the solve goes on.
 #pragma once
 
-#include "cuda/sm90/live_tiles.hpp"
 #include "cuda/sm90/ptx.cuh"
-#include "cuda/sm90/schedule.hpp"
 
 namespace lla::cuda::sm90 {
 
-inline constexpr int kGroupWarps = 4, kConsumerWarps = 8;
+inline constexpr int kWarpgroupWarps = 4, kConsumerWarps = 8;
 inline constexpr int kTilesAhead = 2;  // K0 K1
 
 template <int kStages, int kReaders = kConsumerWarps>
@@ -59,16 +57,6 @@ struct Ring {
     barrier.arrive_expecting(bytes);
     return barrier;
   }
-};
-
-// Tells the compiler that all threads of a warp hold the same value: what depends on it can stay in uniform registers,
-// where the tensor cores want their descriptors.
-__device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
-__device__ __forceinline__ TileRange uniform(TileRange r) { return {uniform(r.begin), uniform(r.end)}; }
-
-// A walk (LiveWalk) of whole warps together.
-struct WarpTogether {
-  __device__ __forceinline__ static uint32_t same(uint32_t bits) { return uniform(bits); }
 };
 
 }  // namespace lla::cuda::sm90
