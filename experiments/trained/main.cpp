@@ -7,6 +7,8 @@
 
 #include <fmt/core.h>
 
+#include <lla/lla.h>
+
 #include "experiment.hpp"
 #include "tasks/task.hpp"
 #include "text/language.hpp"
@@ -102,7 +104,12 @@ int run(const std::string& task, Options o) {
   q.captured = !o.eager;
   q.checkpoint_seconds = o.checkpoint_seconds;
   q.command = command_line;
-  if (o.threads > 0) at::set_num_threads(o.threads);
+  if (on[0].is_cpu()) {
+    // Stacks side by side on a thread each: their products are too small to be shared by several.
+    q.devices.assign(static_cast<size_t>(q.threads), on[0]);
+    at::set_num_threads(1);
+    lla_set_num_threads(1);
+  }
   if (!run_queue(experiment, q, [] { return stop_requested != 0; })) {
     fmt::print(stderr, "Stopped. What is done is in {}; the same command continues from there.\n", q.out.string());
     return 3;
@@ -132,7 +139,8 @@ void add_experiment(CLI::App& app, const std::string& task, const std::string& a
                 "Folder of the results; a run that was stopped continues there (default out/" + task + ")");
   c->add_option("--seconds", o->seconds, "Stop after as many; the same command goes on from there");
   c->add_option("--checkpoint-seconds", o->checkpoint_seconds, "Between two checkpoints")->capture_default_str();
-  c->add_option("--threads", o->threads, "On the CPU; default all");
+  c->add_option("--threads", o->threads,
+                "That make data, and on the CPU stacks trained side by side; default all cores");
   c->add_flag("--eager", o->eager, "No CUDA graph");
   c->add_flag("--dry-run", o->dry_run, "The list of runs and the time they are expected to take");
   c->add_flag("--print-config", o->print_config, "The config as it would be used");

@@ -1,5 +1,6 @@
 #include "train/queue.hpp"
 
+#include <ATen/Parallel.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -160,6 +161,7 @@ class Queue {
 
   void work(const at::Device& device) {
     const DeviceScope scope(device);
+    at::init_num_threads();                            // this thread's share, where the caller set one
     std::deque<std::pair<std::string, Sources>> made;  // data of the last settings: models share it
     // However short the time: every piece of a queue gets some steps done, or pieces could follow one another for ever.
     for (bool begun = false; !(begun ? stop() : failed_ || interrupted_()); begun = true) {
