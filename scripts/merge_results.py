@@ -35,9 +35,13 @@ def merged_settings(a, b):
     return out
 
 
-def said(file):
-    """A file's commands, without the folders they wrote to."""
-    return [re.sub(r" --(out|threads) \S+", "", command) for command in file["command"].split("\n")]
+def said(commands):
+    """Commands without where they wrote to and when they were cut; those that differ in the model only as one."""
+    models = {}
+    for command in commands:
+        rest = re.sub(r" --(out|threads|seconds) \S+", "", command)
+        models.setdefault(re.sub(r" --model \S+", "", rest), []).extend(re.findall(r" --model \S+", rest))
+    return [re.sub(r"^(\S+ \S+ \S+)", lambda m: m[1] + "".join(dict.fromkeys(names)), rest) for rest, names in models.items()]
 
 
 def merge(files):
@@ -47,7 +51,7 @@ def merge(files):
     for name, file in files:
         if result is None:
             result = {**file, "records": []}
-            commands = said(file)
+            commands = file["command"].split("\n")
         else:
             for what in ("schema_version", "task"):
                 if file[what] != result[what]:
@@ -59,13 +63,13 @@ def merge(files):
             if different:
                 raise ValueError(f"{name} was made with other {', '.join(sorted(different))}")
             result["settings"] = merged_settings(result["settings"], file["settings"])
-            commands += [c for c in said(file) if c not in commands]
+            commands += file["command"].split("\n")
         for record in file["records"]:
             run = tuple(record.get(k) for k in RUN)
             if run not in seen:
                 seen.add(run)
                 result["records"].append(record)
-    result["command"] = "\n".join(commands)
+    result["command"] = "\n".join(said(commands))
     result["records"].sort(key=lambda r: [r.get(k) or 0 for k in ("length", "segment", "pairs", "items")] + [ORDER.index(r["model"]), r["learning_rate"], r["seed"]])
     return result
 
