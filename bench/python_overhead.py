@@ -126,12 +126,23 @@ def main():
     bhld = [t.transpose(1, 2).contiguous() for t in (q, k, v)]
     trained_bhld = [t.clone().requires_grad_() for t in bhld]
     g = torch.ones_like(q)
+    cache = [torch.randn(1, 256, 2, 64, device=device, dtype=dtype) for _ in range(2)]
+    filled = torch.full((1,), 128, dtype=torch.int32, device=device)
+    q1, k1, v1, ridge1, x1 = (t[:, :1].contiguous() for t in (q, k, v, ridge, x))
+    cached = [torch.randn(1, 2, n, 64, device=device, dtype=dtype) for n in (1, 128, 128)]
     calls = {
         "lla_attention": (lambda: lla.lla_attention(q, k, v, ridge), c_call(q, k, v, ridge)),
         "  ridge a number": (lambda: lla.lla_attention(q, k, v, 0.1), None),
         "  gradients wanted": (lambda: lla.lla_attention(*trained), None),
         "  and taken": (lambda: torch.autograd.grad(lla.lla_attention(*trained), trained, g), None),
         "parallax_attention": (lambda: lla.parallax_attention(q, k, v, x), c_call(q, k, v, x=x)),
+        "lla_attention_with_kvcache": (
+            lambda: lla.lla_attention_with_kvcache(q1, *cache, ridge1, cache_seqlens=filled), None),
+        "  appending": (
+            lambda: lla.lla_attention_with_kvcache(q1, *cache, ridge1, k1, v1, cache_seqlens=filled), None),
+        "  x given, appending": (
+            lambda: lla.parallax_attention_with_kvcache(q1, *cache, x1, k1, v1, cache_seqlens=filled), None),
+        "  sdpa over as many keys": (lambda: F.scaled_dot_product_attention(*cached), None),
         "scaled_dot_product_attention": (lambda: F.scaled_dot_product_attention(*bhld, is_causal=True), None),
         "  gradients wanted and taken": (lambda: torch.autograd.grad(
             F.scaled_dot_product_attention(*trained_bhld, is_causal=True), trained_bhld, torch.ones_like(bhld[0])), None),
