@@ -11,6 +11,9 @@ from ._errors import call, need_tensor, raise_ours
 from .functional import Ridge, _allows_tf32, _check_max_seqlen, _options, _ridge_tensor, attend
 
 
+_NOTHING = contextlib.nullcontext()
+
+
 def _lengths(name, value, batch, device, bound_wanted=True):
     """(int32 (batch,) on the device, the longest where the host knows it and it is wanted, else None)."""
     if isinstance(value, Tensor):
@@ -70,9 +73,11 @@ def _check_given(q, k_cache, v_cache, k, v, cache_seqlens, page_table, cu_seqlen
     if k is not None:
         need_tensor("k", k)
         need_tensor("v", v)
-    for name, tensor, rank in (("q", q, 4 if cu_seqlens_q is None else 3), ("k_cache", k_cache, 4)):
-        if tensor.dim() != rank:
-            raise ValueError(f"{name} has {tensor.dim()} dimensions, not {rank}")
+    rank = 4 if cu_seqlens_q is None else 3
+    if q.dim() != rank:
+        raise ValueError(f"q has {q.dim()} dimensions, not {rank}")
+    if k_cache.dim() != 4:
+        raise ValueError(f"k_cache has {k_cache.dim()} dimensions, not 4")
     if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k_cache, v_cache, k, v, *learned)
                                        if isinstance(t, Tensor)):
         raise ValueError("attention over a cache has no gradient: call it under torch.no_grad(), or use lla_attention")
@@ -152,7 +157,7 @@ def _attend_cache(q, k_cache, v_cache, ridge, x, k, v, cache_seqlens, page_table
         first_key = _lengths("first_key", first_key, batch, device, False)[0]
     cache = (lengths, page_table, first_key, max_total_k or 0)
     try:
-        with torch.autocast(device.type, enabled=False) if autocast else contextlib.nullcontext():
+        with torch.autocast(device.type, enabled=False) if autocast else _NOTHING:
             o, info = _step(q, k_cache, v_cache, ridge, x, k, v, before, cu_seqlens_q, max_seqlen_q or 0, max_seqlen_k,
                             options, return_info, check, precision, batch_invariant, cache)
     except (RuntimeError, ValueError) as error:
