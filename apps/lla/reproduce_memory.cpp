@@ -51,7 +51,7 @@ int run(Options o) {
   // On a GPU a line ends where the device has no room; 2^28 is beyond all of them.
   const bool cuda = o.run.device == experiments::Device::cuda;
   const int64_t longest = o.quick ? 4096 : cuda ? int64_t{1} << 28 : 16384;
-  const int64_t longest_cache = o.quick ? 8192 : cuda ? int64_t{1} << 28 : 131072;
+  const int64_t longest_cache = o.quick ? 8192 : cuda ? 524288 : 131072;
   for (int64_t n = o.decode ? 1024 : 256; n <= (o.decode ? longest_cache : longest); n *= 2) {
     o.run.lengths.push_back(n);
   }
