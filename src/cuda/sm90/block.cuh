@@ -18,8 +18,9 @@ struct ForwardBlock {
       : block(block_of_item(p.shape, p.cu_q, p.cu_k, item, rows)) {
     tiles = tiles_of(visible_keys(p.shape, block, block.first_row, rows), tile_keys);
     const int32_t kv_head = block.head / p.shape.group;
-    head_index = p.shape.packed ? kv_head : block.batch * p.heads_kv + kv_head;
-    key_row = int64_t{head_index} * (p.shape.packed ? p.shape.total_k : p.shape.seqlen_k) + block.start_k;
+    head_index = p.shape.spans == kPackedSpans ? kv_head : block.batch * p.heads_kv + kv_head;
+    key_row = p.shape.spans != kNoSpans ? int64_t{kv_head} * p.shape.total_k + block.start_k
+                                        : int64_t{head_index} * p.shape.seqlen_k;
   }
 };
 

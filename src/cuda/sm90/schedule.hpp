@@ -19,12 +19,20 @@ inline constexpr int kBlockRows = 2 * kGroupRows;  // of a block of two
 // solution.
 constexpr int few_keys(int dim) { return 2 * dim; }
 
+// How the kernels find a sequence's rows and keys. The number is the distance of two sequences' entries in the lists.
+enum Spans : int16_t {
+  kNoSpans = 0,      // dense: all sequences are equally long
+  kPackedSpans = 1,  // cu_seqlens; the copies of the keys are packed as they are, statistics are of all sequences
+  kOwnSpans = 2      // begin and end of each sequence, and statistics of its own: caches
+};
+
 // Sizes the schedule depends on. Lengths fit in 31 bits.
 struct Shape {
   int32_t batch = 0, heads_q = 0, group = 1;  // group: query heads per key head
   int32_t seqlen_q = 0, seqlen_k = 0;         // longest when packed
   int32_t total_q = 0, total_k = 0;           // packed only
-  int32_t packed = 0;
+  int16_t packed = 0;                         // rows of q, o and what belongs to them lie packed
+  Spans spans = kNoSpans;
   int32_t left = -1, right = -1;  // window; causal is right = 0, -1 unbounded
   int32_t bundle = 0;             // (batch, query head) pairs of a bundle; 0: all
   int32_t early_rows = 0;         // queries at the start of a sequence whose blocks come first
@@ -39,7 +47,7 @@ struct Block {
   int32_t batch, head;
   int32_t first_row;           // in its sequence
   int32_t length_q, length_k;  // of its sequence
-  int32_t start_q, start_k;    // of its sequence when packed, else 0
+  int32_t start_q, start_k;    // of its sequence where there are spans, else 0
 
   constexpr bool empty() const { return first_row >= length_q; }
   constexpr int32_t last_row(int32_t row, int32_t rows) const {
@@ -67,11 +75,12 @@ constexpr Block block_of_item(const Shape& s, const int32_t* cu_q, const int32_t
   b.first_row = static_cast<int32_t>(place * static_cast<uint32_t>(rows));
   b.length_q = s.seqlen_q;
   b.length_k = s.seqlen_k;
-  if (s.packed) {
-    b.start_q = cu_q[b.batch];
-    b.start_k = cu_k[b.batch];
-    b.length_q = cu_q[b.batch + 1] - b.start_q;
-    b.length_k = cu_k[b.batch + 1] - b.start_k;
+  if (s.spans != kNoSpans) {
+    const int32_t at = b.batch * s.spans;
+    b.start_q = cu_q[at];
+    b.start_k = cu_k[at];
+    b.length_q = cu_q[at + 1] - b.start_q;
+    b.length_k = cu_k[at + 1] - b.start_k;
   }
   return b;
 }
