@@ -32,7 +32,8 @@ constexpr int64_t most_decoded_queries(const core::Problem& p) {
 struct KeySpans {
   static constexpr int64_t kMost = 64, kLeastKeys = 1024;
   static constexpr int64_t count(int64_t keys) {
-    return std::clamp<int64_t>((keys + kLeastKeys - 1) / kLeastKeys, 1, kMost);
+    const int64_t spans = (keys + kLeastKeys - 1) / kLeastKeys;  // (std::clamp would take addresses of constants)
+    return spans < 1 ? 1 : spans < kMost ? spans : kMost;
   }
   static constexpr int64_t keys_of_each(int64_t keys) {
     const int64_t spans = count(keys), tile = DirectConfig::kKeys;
