@@ -6,10 +6,10 @@
 #include "core/text.hpp"
 #include "cuda/sm90/backward/workspace.hpp"
 #include "cuda/sm90/decode/decode.hpp"
-#include "cuda/sm90/parallax/config.hpp"
+#include "cuda/sm90/given_x/config.hpp"
 #include "cuda/sm90/sm90.hpp"
 #include "cuda/sm90/solve/config.hpp"
-#include "cuda/sm90/workspace.hpp"
+#include "cuda/tensor/workspace.hpp"
 
 namespace lla::cuda::sm90 {
 namespace {
@@ -35,7 +35,7 @@ int resident_blocks(const Problem& p, const core::Machine& m, int rows) {
 }
 
 int64_t cached_bytes(const Problem& p, const core::Machine& m) {
-  return cached_weights_per_block(p) * resident_blocks(p, m, kGroupRows);
+  return cached_weights_per_block(p) * resident_blocks(p, m, kWarpgroupRows);
 }
 
 // With x given nothing is solved, and no pass repeats another's weights.
@@ -130,7 +130,7 @@ std::string refuse(const Problem& p, const core::Machine& m) {
   if (std::max({p.seqlen_q, p.seqlen_k, p.packed ? p.total_q : 0, p.packed && !own ? p.total_k : 0}) > kLargestLength) {
     return "takes sequences shorter than 2^31 - 256";
   }
-  if (shape_of(p).items(kGroupRows) > std::numeric_limits<int32_t>::max()) return "has too many blocks of queries";
+  if (shape_of(p).items(kWarpgroupRows) > std::numeric_limits<int32_t>::max()) return "has too many blocks of queries";
   const int64_t keys = own ? own_positions(p) : p.packed ? p.total_k : p.batch * p.seqlen_k;
   if (keys * p.heads_kv > kLargestLength) {
     return p.cache ? "takes up to 2^31 - 256 keys over all heads of sequences with many rows; max_total_k bounds them"
@@ -150,12 +150,12 @@ core::Plan plan(const Problem& p, const core::Machine& m) {
   core::Plan plan;
   plan.solver = has_decode_part(p) && !p.given_x() ? Solver::automatic : Solver::cg;
   plan.cached_weights = cache_weights(p, m);
-  plan.block_rows = p.given_x() ? kBlockRows : kGroupRows;
+  plan.block_rows = p.given_x() ? kBlockRows : kWarpgroupRows;
   // Decode wants all multiprocessors, whatever the forward has to do.
   plan.workers = has_decode_part(p) ? m.cuda.multiprocessors : resident_blocks(p, m, static_cast<int>(plan.block_rows));
   const int dim = padded_dim(p.dim, p.value_dim);
   const bool backward = p.operation == core::Operation::backward;
-  plan.block_keys = p.given_x() && !backward ? parallax_tile_keys(dim) : tile_keys(dim);
+  plan.block_keys = p.given_x() && !backward ? given_x_tile_keys(dim) : tile_keys(dim);
   plan.workspace_bytes = static_cast<size_t>(backward ? backward_layout(p, plan.workers, plan.cached_weights).size
                                                       : forward_layout(p, plan).size);
   if (has_decode_part(p)) {
@@ -197,7 +197,7 @@ core::Notes notes(const Problem& p, const core::Machine&, const core::Plan& plan
                            " and not before ", limits.few_keys_iterations, " iterations"));
     notes.emplace_back("products in two parts", backward ? cat("for rows of up to ", few, " keys")
                                                          : cat("for rows of up to ", few, " keys, in the first ",
-                                                               limits.split_passes, " passes"));
+                                                               limits.two_part_passes, " passes"));
   }
   if (backward) notes.emplace_back("heads side by side", cat(heads_together(p)));
   if (plan.cached_weights) notes.emplace_back("cached weights", cat(layout.weights_stride * plan.workers, " bytes"));

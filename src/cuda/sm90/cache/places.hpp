@@ -8,8 +8,8 @@
 
 #include "core/problem.hpp"
 #include "cuda/sm90/cache_parts.hpp"
-#include "cuda/sm90/schedule.hpp"
-#include "cuda/sm90/workspace.hpp"
+#include "cuda/tensor/schedule.hpp"
+#include "cuda/tensor/workspace.hpp"
 
 namespace lla::cuda::sm90 {
 
@@ -38,7 +38,7 @@ constexpr SequencePlace find_place(const SequenceSource& source, int32_t b, int6
   const core::KeyRange seen = core::visible_keys(p.mask, s);
   place.first_key = static_cast<int32_t>(s.start_k + seen.begin);
   place.keys = static_cast<int32_t>(seen.end - seen.begin);
-  place.parts = place.keys > 0 ? static_cast<int32_t>(prepass_parts(place.keys)) : 1;
+  place.parts = place.keys > 0 ? static_cast<int32_t>(prepass_chunks(place.keys)) : 1;
   return place;
 }
 

@@ -1,16 +1,16 @@
 // One kernel finds every sequence's place; then largest elements, shifts and copies as in prepass.cu, over as many
-// parts as are alive: the grids do not depend on the lengths, so that a captured graph replays at any.
+// chunks as are alive: the grids do not depend on the lengths, so that a captured graph replays at any.
 #include "cuda/sm90/cache/prepass.hpp"
 
 #include "cuda/common/convert.cuh"
 #include "cuda/common/launch.cuh"
-#include "cuda/sm90/prepass.cuh"
+#include "cuda/tensor/prepass.cuh"
 
 namespace lla::cuda::sm90 {
 namespace {
 
 constexpr int kPlaceThreads = 1024;
-// Blocks that share the parts: a little more than a GPU holds at once.
+// Blocks that share the chunks: a little more than a GPU holds at once.
 constexpr int64_t kPartBlocks = 1024;
 
 // ---- places --------------------------------------------------------------------------------------------------------
@@ -30,61 +30,61 @@ __device__ int64_t scan(int64_t x, int64_t* memory, Join join) {
   return x;
 }
 
-__device__ void store_spans(const CachePrepassParams& p, int64_t b, const SequencePlace& place) {
-  const int64_t batch = p.source.problem.batch;
+__device__ void store_spans(const CachePrepassParams& params, int64_t b, const SequencePlace& place) {
+  const int64_t batch = params.source.problem.batch;
   Shape window;
-  window.left = p.left, window.right = p.right;
-  const bool few = most_keys(window, {0, place.keys}) <= p.few_keys;
+  window.left = params.left, window.right = params.right;
+  const bool few = most_keys(window, {0, place.keys}) <= params.few_keys;
 #pragma unroll
   for (int list = 0; list < kSpanLists; ++list) {
     const SequenceSpans spans = spans_of(place, few == (list == 1));
-    *reinterpret_cast<int2*>(list_of_spans(p.spans, batch, list, false) + 2 * b) =
+    *reinterpret_cast<int2*>(list_of_spans(params.spans, batch, list, false) + 2 * b) =
         make_int2(spans.rows[0], spans.rows[1]);
-    *reinterpret_cast<int2*>(list_of_spans(p.spans, batch, list, true) + 2 * b) =
+    *reinterpret_cast<int2*>(list_of_spans(params.spans, batch, list, true) + 2 * b) =
         make_int2(spans.keys[0], spans.keys[1]);
   }
 }
 
 // One block.
-__global__ void __launch_bounds__(kPlaceThreads) places_kernel(const __grid_constant__ CachePrepassParams p) {
+__global__ void __launch_bounds__(kPlaceThreads) places_kernel(const __grid_constant__ CachePrepassParams params) {
   __shared__ int64_t memory[kPlaceThreads];
   __shared__ int32_t live;
   if (threadIdx.x == 0) live = 0;
-  if (threadIdx.x < kSpanLists) p.to.header[threadIdx.x] = Header{};
+  if (threadIdx.x < kSpanLists) params.to.header[threadIdx.x] = Header{};
   const auto larger = [](int64_t a, int64_t b) { return a > b ? a : b; };
   const auto sum = [](int64_t a, int64_t b) { return a + b; };
-  int64_t claimed = 0, keys = 0, parts = 0;  // of the sequences of earlier rounds
-  for (int64_t first = 0; first < p.source.problem.batch; first += blockDim.x) {
+  int64_t claimed = 0, keys = 0, chunks = 0;  // of the sequences of earlier rounds
+  for (int64_t first = 0; first < params.source.problem.batch; first += blockDim.x) {
     const int32_t b = static_cast<int32_t>(first) + static_cast<int32_t>(threadIdx.x);
-    const bool there = b < p.source.problem.batch;
-    scan(there ? p.source.claimed(b) : 0, memory, larger);
+    const bool there = b < params.source.problem.batch;
+    scan(there ? params.source.claimed(b) : 0, memory, larger);
     const int64_t claimed_before = threadIdx.x == 0 ? claimed : larger(claimed, memory[threadIdx.x - 1]);
     claimed = larger(claimed, memory[blockDim.x - 1]);
-    SequencePlace place = there ? find_place(p.source, b, claimed_before) : SequencePlace{};
+    SequencePlace place = there ? find_place(params.source, b, claimed_before) : SequencePlace{};
     __syncthreads();
     const int64_t keys_upto = keys + scan(place.keys, memory, sum);
     keys += memory[blockDim.x - 1];
     __syncthreads();
-    const int64_t parts_before = parts + scan(place.parts, memory, sum) - place.parts;
-    parts += memory[blockDim.x - 1];
-    settle_place(place, parts_before, keys_upto, p.source.most_keys);
-    if (place.state == kTaken) atomicMax(&live, place.first_part + place.parts);
+    const int64_t parts_before = chunks + scan(place.chunks, memory, sum) - place.chunks;
+    chunks += memory[blockDim.x - 1];
+    settle_place(place, parts_before, keys_upto, params.source.most_keys);
+    if (place.state == kTaken) atomicMax(&live, place.first_part + place.chunks);
     if (there) {
-      p.places[b] = place;
-      store_spans(p, b, place);
+      params.places[b] = place;
+      store_spans(params, b, place);
     }
     __syncthreads();
   }
   __syncthreads();
-  if (threadIdx.x == 0) *p.live_parts = live;
+  if (threadIdx.x == 0) *params.live_parts = live;
 }
 
-// ---- parts ---------------------------------------------------------------------------------------------------------
+// ---- chunks ---------------------------------------------------------------------------------------------------------
 
-// A part of a sequence's keys or values, of one head.
+// A chunk of a sequence's keys or values, of one head.
 struct CachePart {
   static constexpr bool kMayMiss = true;
-  static constexpr int32_t first_of(int32_t part) { return part * kPrepassRows; }
+  static constexpr int32_t first_of(int32_t chunk) { return chunk * kPrepassRows; }
 
   const core::KeyCache& cache;
   int32_t* state;
@@ -109,28 +109,28 @@ struct CachePart {
   __device__ __forceinline__ int64_t copy_row(int32_t position) const { return copy_begin + position; }
 };
 
-// Which sequence a part belongs to; -1: it is the one behind the last, which tiles reach into. All threads.
-__device__ __forceinline__ int32_t sequence_of_part(const CachePrepassParams& p, int32_t part) {
+// Which sequence a chunk belongs to; -1: it is the one behind the last, which tiles reach into. All threads.
+__device__ __forceinline__ int32_t sequence_of_part(const CachePrepassParams& params, int32_t chunk) {
   __shared__ int32_t found;
   __syncthreads();
   if (threadIdx.x == 0) found = -1;
   __syncthreads();
-  for (int32_t b = threadIdx.x; b < p.source.problem.batch; b += blockDim.x) {
-    const int32_t from = p.places[b].first_part;
-    if (part >= from && part < from + p.places[b].parts) found = b;
+  for (int32_t b = threadIdx.x; b < params.source.problem.batch; b += blockDim.x) {
+    const int32_t from = params.places[b].first_part;
+    if (chunk >= from && chunk < from + params.places[b].chunks) found = b;
   }
   __syncthreads();
   return found;
 }
 
-__device__ __forceinline__ CachePart part_at(const CachePrepassParams& p, int32_t sequence, int32_t part,
+__device__ __forceinline__ CachePart part_at(const CachePrepassParams& params, int32_t sequence, int32_t chunk,
                                              int32_t head) {
-  const int64_t head_begin = int64_t{head} * p.to.positions;
+  const int64_t head_begin = int64_t{head} * params.to.positions;
   if (sequence < 0)
-    return {p.source.cache, nullptr, head_begin + CachePart::first_of(part), 0, head, 0, kPrepassRows, 0, 0};
-  SequencePlace& place = p.places[sequence];
-  const int32_t first = CachePart::first_of(part - place.first_part);
-  return {p.source.cache,
+    return {params.source.cache, nullptr, head_begin + CachePart::first_of(chunk), 0, head, 0, kPrepassRows, 0, 0};
+  SequencePlace& place = params.places[sequence];
+  const int32_t first = CachePart::first_of(chunk - place.first_part);
+  return {params.source.cache,
           &place.state,
           head_begin + CachePart::first_of(place.first_part),
           sequence,
@@ -141,97 +141,99 @@ __device__ __forceinline__ CachePart part_at(const CachePrepassParams& p, int32_
           place.first_key};
 }
 
-// Calls f(sequence, head, unit, part) for this block's share of the parts of all heads.
+// Calls f(sequence, head, unit, chunk) for this block's share of the chunks of all heads.
 template <class F>
-__device__ __forceinline__ void for_each_part(const CachePrepassParams& p, int32_t parts, F f) {
-  const uint32_t heads = static_cast<uint32_t>(p.to.heads_kv), units = static_cast<uint32_t>(parts) * heads;
+__device__ __forceinline__ void for_each_part(const CachePrepassParams& params, int32_t chunks, F f) {
+  const uint32_t heads = static_cast<uint32_t>(params.to.heads_kv), units = static_cast<uint32_t>(chunks) * heads;
   for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
-    const int32_t part = static_cast<int32_t>(unit / heads), head = static_cast<int32_t>(unit % heads);
-    const int32_t sequence = sequence_of_part(p, part);
-    f(sequence, head, unit, part_at(p, sequence, part, head));
+    const int32_t chunk = static_cast<int32_t>(unit / heads), head = static_cast<int32_t>(unit % heads);
+    const int32_t sequence = sequence_of_part(params, chunk);
+    f(sequence, head, unit, part_at(params, sequence, chunk, head));
   }
 }
 
-// As in prepass.cu; what belongs to a (part, head) lies at its unit, what belongs to a head at (sequence, head).
+// As in prepass.cu; what belongs to a (chunk, head) lies at its unit, what belongs to a head at (sequence, head).
 template <int kPadded>
-__global__ void __launch_bounds__(kPrepassThreads) largest_kernel(const __grid_constant__ CachePrepassParams p) {
+__global__ void __launch_bounds__(kPrepassThreads) largest_kernel(const __grid_constant__ CachePrepassParams params) {
   let_next_kernel_begin();
   wait_for_last_kernel();
-  const PrepassOperand& operand = p.to.operand[blockIdx.y];
-  for_each_part(p, *p.live_parts, [&](int32_t sequence, int32_t head, int64_t unit, const CachePart& part) {
-    if (operand.keys && p.to.shift != nullptr) {
-      const Span span = span_of<kPadded>(operand, part);
-      float* const to = p.to.part_bounds + unit * 2 * kPadded + threadIdx.x;
+  const PrepassOperand& operand = params.to.operand[blockIdx.y];
+  for_each_part(params, *params.live_parts, [&](int32_t sequence, int32_t head, int64_t unit, const CachePart& chunk) {
+    if (operand.keys && params.to.shift != nullptr) {
+      const Span span = span_of<kPadded>(operand, chunk);
+      float* const to = params.to.chunk_bounds + unit * 2 * kPadded + threadIdx.x;
       if (threadIdx.x < kPadded) to[0] = span.least, to[kPadded] = span.largest;
     } else {
-      const float largest = largest_of(operand, part);
-      if (threadIdx.x == 0) p.to.part_maxima[2 * unit + blockIdx.y] = largest;
+      const float largest = largest_of(operand, chunk);
+      if (threadIdx.x == 0) params.to.chunk_maxima[2 * unit + blockIdx.y] = largest;
     }
-    if (threadIdx.x == 0 && part.first == 0 && blockIdx.y == 0) p.to.heads[sequence * p.to.heads_kv + head] = {};
+    if (threadIdx.x == 0 && chunk.first == 0 && blockIdx.y == 0)
+      params.to.heads[sequence * params.to.heads_kv + head] = {};
   });
 }
 
 // A block for every (sequence, head).
 template <int kPadded>
-__global__ void __launch_bounds__(kPadded) shift_kernel(const __grid_constant__ CachePrepassParams p) {
+__global__ void __launch_bounds__(kPadded) shift_kernel(const __grid_constant__ CachePrepassParams params) {
   let_next_kernel_begin();
   wait_for_last_kernel();
-  const int64_t heads = p.to.heads_kv, at = blockIdx.x;
-  const SequencePlace place = p.places[at / heads];
-  if (place.parts == 0) return;
-  const float* from = p.to.part_bounds + (place.first_part * heads + at % heads) * 2 * kPadded + threadIdx.x;
+  const int64_t heads = params.to.heads_kv, at = blockIdx.x;
+  const SequencePlace place = params.places[at / heads];
+  if (place.chunks == 0) return;
+  const float* from = params.to.chunk_bounds + (place.first_part * heads + at % heads) * 2 * kPadded + threadIdx.x;
   Span span;
-  for (int32_t i = 0; i < place.parts; ++i, from += heads * 2 * kPadded) span.join({from[0], from[kPadded]});
-  find_shift<kPadded>(p.to, static_cast<uint32_t>(at), span);
+  for (int32_t i = 0; i < place.chunks; ++i, from += heads * 2 * kPadded) span.join({from[0], from[kPadded]});
+  find_shift<kPadded>(params.to, static_cast<uint32_t>(at), span);
 }
 
 template <int kPadded>
-__global__ void __launch_bounds__(kPrepassThreads) copy_kernel(const __grid_constant__ CachePrepassParams p) {
+__global__ void __launch_bounds__(kPrepassThreads) copy_kernel(const __grid_constant__ CachePrepassParams params) {
   let_next_kernel_begin();
   wait_for_last_kernel();
-  const PrepassOperand& operand = p.to.operand[blockIdx.y];
-  const int32_t live = *p.live_parts;
-  for_each_part(p, live > 0 ? live + 1 : 0, [&](int32_t sequence, int32_t head, int64_t, const CachePart& part) {
+  const PrepassOperand& operand = params.to.operand[blockIdx.y];
+  const int32_t live = *params.live_parts;
+  for_each_part(params, live > 0 ? live + 1 : 0, [&](int32_t sequence, int32_t head, int64_t, const CachePart& chunk) {
     if (sequence < 0) {
       __shared__ uint32_t none;  // zeros are ordinary
-      copy_part<kPadded>(operand, part, 0, nullptr, &none);
+      copy_chunk<kPadded>(operand, chunk, 0, nullptr, &none);
       return;
     }
-    const SequencePlace& place = p.places[sequence];
-    const int64_t stride = 2 * int64_t{p.to.heads_kv};
-    const float* const maxima = p.to.part_maxima + place.first_part * stride + 2 * head + blockIdx.y;
-    copy_with_statistics<kPadded>(p.to, operand, part, sequence * p.to.heads_kv + head, maxima, place.parts, stride);
+    const SequencePlace& place = params.places[sequence];
+    const int64_t stride = 2 * int64_t{params.to.heads_kv};
+    const float* const maxima = params.to.chunk_maxima + place.first_part * stride + 2 * head + blockIdx.y;
+    copy_with_statistics<kPadded>(params.to, operand, chunk, sequence * params.to.heads_kv + head, maxima, place.chunks,
+                                  stride);
   });
 }
 
 // ---- rows ----------------------------------------------------------------------------------------------------------
 
 // A block for every sequence; nearly all have nothing to do.
-__global__ void __launch_bounds__(kPrepassThreads) invalid_kernel(const __grid_constant__ CachePrepassParams p) {
-  const SequencePlace place = p.places[blockIdx.x];
+__global__ void __launch_bounds__(kPrepassThreads) invalid_kernel(const __grid_constant__ CachePrepassParams params) {
+  const SequencePlace place = params.places[blockIdx.x];
   if (place.state != kInvalid) return;
-  const core::Problem& problem = p.source.problem;
+  const core::Problem& problem = params.source.problem;
   const core::Sequence s{blockIdx.x, place.start_q, 0, place.length_q, 0};
   const int64_t rows = place.length_q * problem.heads_q, batch = problem.packed ? 0 : blockIdx.x;
   for (int64_t r = threadIdx.x / 32; r < rows; r += kPrepassThreads / 32) {
     const int64_t i = r / problem.heads_q, head = r % problem.heads_q;
-    const int64_t to = batch * p.o.stride[0] + (s.start_q + i) * p.o.stride[1] + head * p.o.stride[2];
+    const int64_t to = batch * params.o.stride[0] + (s.start_q + i) * params.o.stride[1] + head * params.o.stride[2];
     for (int64_t c = threadIdx.x % 32; c < problem.value_dim; c += 32) {
-      store_as(p.o.data, p.o.dtype, to + c * p.o.stride[3], __int_as_float(0x7fffffff));
+      store_as(params.o.data, params.o.dtype, to + c * params.o.stride[3], __int_as_float(0x7fffffff));
     }
     if (threadIdx.x % 32 != 0) continue;
     const int64_t row = core::row_index(problem, s, head, i);
-    if (p.info.iterations) p.info.iterations[row] = -1;
-    if (p.info.residual) p.info.residual[row] = -1;
-    if (p.info.status) p.info.status[row] = LLA_ROW_INVALID;
+    if (params.info.iterations) params.info.iterations[row] = -1;
+    if (params.info.residual) params.info.residual[row] = -1;
+    if (params.info.status) params.info.status[row] = LLA_ROW_INVALID;
   }
 }
 
 }  // namespace
 
 Status run_cache_prepass(const CachePrepassParams& params, cudaStream_t stream) {
-  const core::Problem& p = params.source.problem;
-  const int threads = static_cast<int>(std::clamp<int64_t>((p.batch + 31) / 32 * 32, 32, kPlaceThreads));
+  const core::Problem& params = params.source.problem;
+  const int threads = static_cast<int>(std::clamp<int64_t>((params.batch + 31) / 32 * 32, 32, kPlaceThreads));
   LLA_RETURN_IF_ERROR(
       launch(places_kernel, dim3(1), threads, 0, stream, "finding the places of sequences of a cache", params));
   const int64_t units = int64_t{params.most_parts} * params.to.heads_kv;
@@ -241,8 +243,8 @@ Status run_cache_prepass(const CachePrepassParams& params, cudaStream_t stream) 
                                    "the pre-pass's largest elements of a cache", params));
   if (params.to.shift != nullptr) {
     LLA_RETURN_IF_ERROR(launch_early(narrow ? shift_kernel<64> : shift_kernel<128>,
-                                     dim3(static_cast<unsigned>(p.batch * params.to.heads_kv)), params.to.padded, 0,
-                                     stream, "the pre-pass's shift of keys of a cache", params));
+                                     dim3(static_cast<unsigned>(params.batch * params.to.heads_kv)), params.to.padded,
+                                     0, stream, "the pre-pass's shift of keys of a cache", params));
   }
   return launch_early(narrow ? copy_kernel<64> : copy_kernel<128>, grid, kPrepassThreads, 0, stream,
                       "the pre-pass over a cache", params);

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cuda/sm90/cache/places.hpp"
-#include "cuda/sm90/prepass.hpp"
+#include "cuda/tensor/prepass.hpp"
 
 namespace lla::cuda::sm90 {
 
