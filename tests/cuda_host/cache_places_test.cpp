@@ -1,7 +1,7 @@
 // Where the Hopper forward copies the keys of a cache to, on the CPU: every key some row sees has a place of its own
 // within the bound, the kernels' masks over the copies are those of the problem, each sequence is taken by decode or by
 // the forward and never by both, and whatever lengths and cu_seqlens_q hold, nothing lies outside.
-#include "cuda/sm90/cache/places.hpp"
+#include "cuda/tensor/cache/places.hpp"
 
 #include <gtest/gtest.h>
 
@@ -113,7 +113,7 @@ TEST(CachePlaces, EveryVisibleKeyHasAPlaceOfItsOwn) {
       EXPECT_LE(spans.keys[1], next * kPrepassRows);
       // The kernels' mask over the copies is the problem's over the cache.
       Shape shape = shape_of(batch.p);
-      QueryBlock block{};
+      QueryQueryBlock block{};
       block.length_q = spans.rows[1] - spans.rows[0], block.length_k = spans.keys[1] - spans.keys[0];
       ASSERT_EQ(block.length_q, rows);
       const core::Sequence s = core::sequence(batch.p, batch.cu_q.data(), batch.cache(), b, spans.rows[0]);

@@ -1,13 +1,13 @@
 // A forward call: pre-pass, then the kernel the plan chose. Everything goes to the caller's stream; nothing waits.
 #include "core/text.hpp"
 #include "cuda/common/runtime.hpp"
-#include "cuda/sm90/cache/prepass.hpp"
 #include "cuda/sm90/decode/decode.hpp"
 #include "cuda/sm90/forward/launch.hpp"
 #include "cuda/sm90/given_x/launch.hpp"
 #include "cuda/sm90/plan.hpp"
 #include "cuda/sm90/sm90.hpp"
 #include "cuda/sm90/tensor_map.hpp"
+#include "cuda/tensor/cache/prepass.hpp"
 #include "cuda/tensor/operand_rows.hpp"
 #include "cuda/tensor/prepass.hpp"
 
@@ -159,7 +159,7 @@ Status forward(const ForwardCall& call, const core::Plan& plan) {
   const Problem& p = call.problem;
   if (p.rows() == 0) return {};
   const DeviceGuard device(p.device_index);
-  if (!device.status()) return device.status();
+  LLA_RETURN_IF_ERROR(device.status());
   LLA_RETURN_IF_ERROR(check_pointers(call));
   if (has_decode_part(p)) LLA_RETURN_IF_ERROR(decode::forward(call, plan));
   if (!has_forward_part(p)) return {};

@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "cuda/tensor/tensor.hpp"
+
 namespace lla::cuda::tensor {
 
 inline constexpr int kWarpgroupRows = 64;              // queries of a warpgroup
@@ -20,7 +22,7 @@ inline constexpr int kBlockRows = 2 * kWarpgroupRows;  // of a block of two
 constexpr int few_keys(int dim) { return 2 * dim; }
 
 // How the kernels find a sequence's rows and keys. The number is the distance of two sequences' entries in the lists.
-enum Spans : int16_t {
+enum Spans : int32_t {
   kNoSpans = 0,      // dense: all sequences are equally long
   kPackedSpans = 1,  // cu_seqlens; the copies of the keys are packed as they are, statistics are of all sequences
   kOwnSpans = 2      // begin and end of each sequence, and statistics of its own: caches
@@ -31,7 +33,7 @@ struct Shape {
   int32_t batch = 0, heads_q = 0, group = 1;  // group: query heads per key head
   int32_t seqlen_q = 0, seqlen_k = 0;         // longest when packed
   int32_t total_q = 0, total_k = 0;           // packed only
-  int16_t packed = 0;                         // rows of q, o and what belongs to them lie packed
+  int32_t packed = 0;                         // rows of q, o and what belongs to them lie packed
   Spans spans = kNoSpans;
   int32_t left = -1, right = -1;  // window; causal is right = 0, -1 unbounded
   int32_t bundle = 0;             // (batch, query head) pairs of a bundle; 0: all
@@ -83,6 +85,20 @@ constexpr QueryBlock block_of_item(const Shape& s, const int32_t* cu_q, const in
     b.length_k = cu_k[at + 1] - b.start_k;
   }
   return b;
+}
+
+// Everything that is kept per query lies in the order of core::row_index. `position`: of the query in its sequence.
+constexpr int64_t query_row(const Shape& s, int32_t batch, int32_t head, int32_t start_q, int32_t position) {
+  return s.packed ? int64_t{head} * s.total_q + start_q + position
+                  : (int64_t{batch} * s.heads_q + head) * s.seqlen_q + position;
+}
+// Which of what is kept per head of keys and values. Packed sequences share one unless they have spans of their own.
+constexpr int32_t kv_copy(const Shape& s, int32_t heads_kv, int32_t batch, int32_t kv_head) {
+  return s.spans == kPackedSpans ? kv_head : batch * heads_kv + kv_head;
+}
+// The row of a sequence's first key in the copies.
+constexpr int64_t first_key_row(const Shape& s, int32_t copy_index, int32_t kv_head, int32_t start_k) {
+  return s.spans == kNoSpans ? int64_t{copy_index} * s.seqlen_k : int64_t{kv_head} * s.total_k + start_k;
 }
 
 // Keys [begin, end) of a range of queries: what the union of their masks covers.

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/problem.hpp"
-#include "cuda/sm90/cache_parts.hpp"
+#include "cuda/tensor/cache_parts.hpp"
 #include "cuda/tensor/schedule.hpp"
 
 namespace lla::cuda::tensor {

@@ -6,9 +6,9 @@
 
 #include "core/text.hpp"
 #include "cuda/common/runtime.hpp"
-#include "cuda/sm90/cache_parts.hpp"
 #include "cuda/sm90/decode/launch.hpp"
 #include "cuda/sm90/decode/schedule.hpp"
+#include "cuda/tensor/cache_parts.hpp"
 
 namespace lla::cuda::sm90::decode {
 namespace {

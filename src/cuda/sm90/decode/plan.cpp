@@ -1,10 +1,10 @@
 #include <algorithm>
 
 #include "core/text.hpp"
-#include "cuda/sm90/cache_parts.hpp"
 #include "cuda/sm90/decode/decode.hpp"
 #include "cuda/sm90/decode/partials.hpp"
 #include "cuda/sm90/decode/schedule.hpp"
+#include "cuda/tensor/cache_parts.hpp"
 
 namespace lla::cuda::sm90::decode {
 namespace {

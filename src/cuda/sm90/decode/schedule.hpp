@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-#include "cuda/sm90/cache_parts.hpp"
+#include "cuda/tensor/cache_parts.hpp"
 
 namespace lla::cuda::sm90::decode {
 

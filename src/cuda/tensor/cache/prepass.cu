@@ -1,12 +1,12 @@
 // One kernel finds every sequence's place; then largest elements, shifts and copies as in prepass.cu, over as many
 // chunks as are alive: the grids do not depend on the lengths, so that a captured graph replays at any.
-#include "cuda/sm90/cache/prepass.hpp"
+#include "cuda/tensor/cache/prepass.hpp"
 
 #include "cuda/common/convert.cuh"
 #include "cuda/common/launch.cuh"
 #include "cuda/tensor/prepass.cuh"
 
-namespace lla::cuda::sm90 {
+namespace lla::cuda::tensor {
 namespace {
 
 constexpr int kPlaceThreads = 1024;
@@ -255,4 +255,4 @@ Status overwrite_invalid_rows(const CachePrepassParams& params, cudaStream_t str
                 "overwriting the rows of invalid sequences", params);
 }
 
-}  // namespace lla::cuda::sm90
+}  // namespace lla::cuda::tensor

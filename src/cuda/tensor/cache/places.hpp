@@ -7,11 +7,11 @@
 #pragma once
 
 #include "core/problem.hpp"
-#include "cuda/sm90/cache_parts.hpp"
+#include "cuda/tensor/cache_parts.hpp"
 #include "cuda/tensor/schedule.hpp"
 #include "cuda/tensor/workspace.hpp"
 
-namespace lla::cuda::sm90 {
+namespace lla::cuda::tensor {
 
 // Where sequences lie, as the caller says: in a cache or packed.
 struct SequenceSource {
@@ -64,4 +64,4 @@ constexpr SequenceSpans spans_of(const SequencePlace& place, bool theirs) {
   return {{place.start_q, place.start_q + (here ? place.length_q : 0)}, {first, first + (here ? place.keys : 0)}};
 }
 
-}  // namespace lla::cuda::sm90
+}  // namespace lla::cuda::tensor

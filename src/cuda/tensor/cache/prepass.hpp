@@ -3,10 +3,10 @@
 // forward kernels read.
 #pragma once
 
-#include "cuda/sm90/cache/places.hpp"
+#include "cuda/tensor/cache/places.hpp"
 #include "cuda/tensor/prepass.hpp"
 
-namespace lla::cuda::sm90 {
+namespace lla::cuda::tensor {
 
 struct CachePrepassParams {
   PrepassParams to;  // strides are those of the cache; its parts are counted over all sequences, its heads per sequence
@@ -32,4 +32,4 @@ Status run_cache_prepass(const CachePrepassParams& params, cudaStream_t stream);
 // LLA_ROW_INVALID.
 Status overwrite_invalid_rows(const CachePrepassParams& params, cudaStream_t stream);
 
-}  // namespace lla::cuda::sm90
+}  // namespace lla::cuda::tensor

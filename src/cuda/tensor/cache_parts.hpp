@@ -7,8 +7,9 @@
 #include <cstdint>
 
 #include "core/problem.hpp"
+#include "cuda/tensor/tensor.hpp"
 
-namespace lla::cuda::sm90 {
+namespace lla::cuda::tensor {
 
 // Rows of a key head (queries times query heads) up to which a sequence is decoded: each of its rows is solved on its
 // own, from its own pass over the keys.
@@ -33,4 +34,4 @@ constexpr int64_t most_forward_sequences(const core::Problem& p) {
   return std::min(p.batch, p.total_q / (kMostDecodedRows / p.group() + 1));
 }
 
-}  // namespace lla::cuda::sm90
+}  // namespace lla::cuda::tensor
