@@ -113,7 +113,7 @@ TEST(CachePlaces, EveryVisibleKeyHasAPlaceOfItsOwn) {
       EXPECT_LE(spans.keys[1], next * kPrepassRows);
       // The kernels' mask over the copies is the problem's over the cache.
       Shape shape = shape_of(batch.p);
-      QueryQueryBlock block{};
+      QueryBlock block{};
       block.length_q = spans.rows[1] - spans.rows[0], block.length_k = spans.keys[1] - spans.keys[0];
       ASSERT_EQ(block.length_q, rows);
       const core::Sequence s = core::sequence(batch.p, batch.cu_q.data(), batch.cache(), b, spans.rows[0]);
