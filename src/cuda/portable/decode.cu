@@ -144,13 +144,11 @@ __global__ void __launch_bounds__(D::kThreads) decode_form_kernel(const __grid_c
       double acc[4][4] = {};
 #pragma unroll
       for (int b = 0; b < D::kKeys; ++b) {
-        const double* k = tile + b * stride;
-        double u[4], v[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          u[i] = weights[b] * k[4 * tile_row + i];
-          v[i] = k[4 * tile_column + i];
-        }
+        const double2* const k = reinterpret_cast<const double2*>(tile + b * stride);
+        const double2 u0 = k[2 * tile_row], u1 = k[2 * tile_row + 1];
+        const double2 v0 = k[2 * tile_column], v1 = k[2 * tile_column + 1];
+        const double u[4] = {weights[b] * u0.x, weights[b] * u0.y, weights[b] * u1.x, weights[b] * u1.y};
+        const double v[4] = {v0.x, v0.y, v1.x, v1.y};
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
 #pragma unroll
