@@ -116,6 +116,18 @@ TEST_P(GpuCacheForward, QueriesOfOneLength) {
   }
 }
 
+// f32 caches where TF32 is allowed: whole calls of the forward.
+TEST_P(GpuCacheForward, F32WhereTf32IsAllowed) {
+  for (const RidgeShape ridge : {RidgeShape::token, RidgeShape::none}) {
+    CacheSpec spec = mixed(64, {{40, 700}, {40, 150}, {40, 41}});
+    spec.packed = false;
+    spec.dtype = DType::f32;
+    spec.ridge = ridge;
+    spec.options.precision = LLA_PRECISION_TF32;
+    expect_right(spec);
+  }
+}
+
 TEST_P(GpuCacheForward, WindowsPaddingGroupsAndTypes) {
   for (const int64_t left : {-1, 40, 300}) {
     for (const bool causal : {true, false}) {
