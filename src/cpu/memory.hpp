@@ -66,7 +66,7 @@ struct DirectMemory {
   double* gamma = nullptr;     // backward: moments of G.v with (1, k - c)
   double* diagonal = nullptr;  // of the matrix before it is factored
   double* solution = nullptr;
-  double* center = nullptr;
+  double* centre = nullptr;
 
   static int64_t entries(int64_t dim) { return (dim + 1) * (dim + 2) / 2; }
   void take(Arena& arena, const Shape& s) {
@@ -77,7 +77,7 @@ struct DirectMemory {
     gamma = arena.take<double>((s.dim + 1) * s.direct_panel);
     diagonal = arena.take<double>((s.dim + 1) * s.direct_panel);
     solution = arena.take<double>((s.dim + 1) * s.direct_panel);
-    center = arena.take<double>(s.dim);
+    centre = arena.take<double>(s.dim);
   }
 };
 
@@ -97,10 +97,10 @@ struct WorkerMemory {
 };
 
 template <class T>
-void take_rows(Arena& arena, int64_t rows, int64_t channels, bool natural, bool grouped, PackedRows<T>& out) {
-  const int64_t size = round_up(rows, kGroup) * channels;
+void take_rows(Arena& arena, int64_t rows, int64_t channels, bool natural, bool transposed, PackedRows<T>& out) {
+  const int64_t size = round_up(rows, kPackRows) * channels;
   out.natural = natural ? arena.take<T>(size) : nullptr;
-  out.grouped = grouped ? arena.take<T>(size) : nullptr;
+  out.transposed = transposed ? arena.take<T>(size) : nullptr;
 }
 
 }  // namespace lla::cpu

@@ -115,10 +115,10 @@ Solution solve_cg(Span covariance, Span ridge, Span b, core::StopRule stop, int 
       solution.residual = *std::min_element(solution.trace.begin(), solution.trace.end());
       break;
     }
-    const double alpha = rr / curvature;
+    const double stride = rr / curvature;
     for (size_t i = 0; i < n; ++i) {
-      solution.x[i] += alpha * direction[i];
-      r[i] -= alpha * a_direction[i];
+      solution.x[i] += stride * direction[i];
+      r[i] -= stride * a_direction[i];
     }
     const double rr_next = dot(r, r);
     for (size_t i = 0; i < n; ++i) direction[i] = r[i] + rr_next / rr * direction[i];

@@ -68,7 +68,7 @@ struct DecodedRow {
     return load_as<double>(t.data, t.dtype, row_offset(t, sequence, head, index) + d * t.stride[3]);
   }
   // The point sums are taken about: any will do, as long as it is everybody's.
-  __device__ double center(int d) const {
+  __device__ double centre(int d) const {
     const double k = keys() > 0 && has_key(begin) ? load(a.k, begin, d) : 0;
     return isfinite(k) ? k : 0;
   }
@@ -97,15 +97,15 @@ __global__ void __launch_bounds__(D::kThreads) decode_form_kernel(const __grid_c
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   double* const tile = memory;
   double* const query = tile + D::kKeys * stride;
-  double* const center = query + stride;
-  double* const logits = center + stride;
+  double* const centre = query + stride;
+  double* const logits = centre + stride;
   double* const slot = d.span(number, s);
   double* const in_slot = slot + DecodeLayout::kHead + dim;
   const Triangle matrix{D::matrix_in_shared(p.dim) ? logits + D::kKeys : in_slot};
   for (int i = threadIdx.x; i < D::matrix_elements(p.dim); i += D::kThreads) matrix.data[i] = 0;
   for (int c = threadIdx.x; c < stride; c += D::kThreads) {
     query[c] = c < p.dim ? row.own(d.a.q, c) : 0;
-    center[c] = c < p.dim ? row.center(c) : 0;
+    centre[c] = c < p.dim ? row.centre(c) : 0;
   }
   double max = -std::numeric_limits<double>::infinity(), omega = 0, sum = 0;  // sum: of column threadIdx.x
   bool bad = false;
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(D::kThreads) decode_form_kernel(const __grid_c
         bad |= !isfinite(k);
         k = isfinite(k) ? k : 0;
         dot += query[c] * k;
-        tile[b * stride + c] = visible && c < p.dim ? k - center[c] : 0;
+        tile[b * stride + c] = visible && c < p.dim ? k - centre[c] : 0;
       }
       dot = warp_sum(dot);
       if (lane == 0) logits[b] = visible ? dot * row.log2_scale() : -std::numeric_limits<double>::infinity();
@@ -283,9 +283,9 @@ __global__ void __launch_bounds__(D::kThreads) decode_solve_kernel(const __grid_
   double* const mean = panel + 4 * stride;
   double* const smallest = mean + stride;
   double* const x = smallest + stride;
-  double* const center = x + stride;
+  double* const centre = x + stride;
   const auto in_slot = [&](int64_t s) { return d.span(number, s) + DecodeLayout::kHead + dim; };
-  const Triangle matrix{D::matrix_in_shared(p.dim) ? center + stride : in_slot(0)};
+  const Triangle matrix{D::matrix_in_shared(p.dim) ? centre + stride : in_slot(0)};
   for (int i = threadIdx.x; i < D::matrix_elements(p.dim); i += D::kThreads) {
     double sum = 0;
     for (int64_t s = 0; s < row.spans(); ++s) sum += merged.factor[s] * in_slot(s)[i];
@@ -295,17 +295,17 @@ __global__ void __launch_bounds__(D::kThreads) decode_solve_kernel(const __grid_
     double sum = 0;
     for (int64_t s = 0; s < row.spans(); ++s) sum += merged.factor[s] * d.span(number, s)[DecodeLayout::kHead + c];
     mean[c] = sum / merged.omega;
-    center[c] = c < p.dim ? row.center(c) : 0;
+    centre[c] = c < p.dim ? row.centre(c) : 0;
   }
   __syncthreads();
   const auto ridge = [&](int c) { return row.own(d.a.ridge, c); };
-  const auto rhs = [&](int c) { return row.own(d.a.q, c) - center[c] - mean[c]; };
-  finish_matrix(matrix, {static_cast<int>(p.dim), dim, merged.omega, row.keys()}, center, mean, smallest, ridge, rhs);
+  const auto rhs = [&](int c) { return row.own(d.a.q, c) - centre[c] - mean[c]; };
+  finish_matrix(matrix, {static_cast<int>(p.dim), dim, merged.omega, row.keys()}, centre, mean, smallest, ridge, rhs);
   const bool skipped = factor(matrix, dim, smallest, panel);
   back_substitute(matrix, dim, x);
   __syncthreads();
   for (int c = threadIdx.x; c < dim; c += D::kThreads) {
-    record[DecodeLayout::kHead + c] = center[c] + mean[c];
+    record[DecodeLayout::kHead + c] = centre[c] + mean[c];
     record[DecodeLayout::kHead + dim + c] = x[c];
   }
   if (threadIdx.x != 0) return;
@@ -316,7 +316,7 @@ __global__ void __launch_bounds__(D::kThreads) decode_solve_kernel(const __grid_
 // ---- sums of values ------------------------------------------------------------------------------------------------------
 
 // A warp takes every kWarps-th key. Solved rows: Σ w (1 + E) v with the row's maximum. With x given: Σ w, Σ w e, Σ w v
-// and Σ w e v with the warp's own, e = (k - center)·x.
+// and Σ w e v with the warp's own, e = (k - centre)·x.
 template <bool kGiven>
 __global__ void __launch_bounds__(D::kThreads) decode_values_kernel(const __grid_constant__ DecodeArguments d) {
   __shared__ double heads[kWarps][4];
@@ -329,14 +329,14 @@ __global__ void __launch_bounds__(D::kThreads) decode_values_kernel(const __grid
   const double* const record = d.record(number);
   if (!kGiven && record[kFlag] == 0) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = static_cast<int>(D::padded(p.dim));
-  double query[kPerLane], x[kPerLane], center[kPerLane], sum[kPerLane] = {}, sum_e[kPerLane] = {};
+  double query[kPerLane], x[kPerLane], centre[kPerLane], sum[kPerLane] = {}, sum_e[kPerLane] = {};
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
     const int c = lane + 32 * i;
     const bool inside = c < p.dim;
     query[i] = inside ? row.own(d.a.q, c) : 0;
     x[i] = !inside ? 0 : kGiven ? row.own(d.a.x, c) : record[DecodeLayout::kHead + dim + c];
-    center[i] = !inside ? 0 : kGiven ? row.center(c) : record[DecodeLayout::kHead + c];
+    centre[i] = !inside ? 0 : kGiven ? row.centre(c) : record[DecodeLayout::kHead + c];
   }
   double max = kGiven ? -std::numeric_limits<double>::infinity() : record[kMax], omega = 0, total_e = 0;
   bool bad = false;
@@ -350,7 +350,7 @@ __global__ void __launch_bounds__(D::kThreads) decode_values_kernel(const __grid
       const double k = row.load(d.a.k, j, c);
       bad |= !isfinite(k);
       dot += query[i] * k;
-      e += (k - center[i]) * x[i];
+      e += (k - centre[i]) * x[i];
     }
     dot = warp_sum(dot) * row.log2_scale();
     e = warp_sum(e);
