@@ -42,13 +42,13 @@ struct Batch {
   std::vector<SequencePlace> places() const {
     const SequenceSource source{p, cache(), cu_q.data(), nullptr, most_own_keys(p)};
     std::vector<SequencePlace> out;
-    int64_t claimed = 0, keys = 0, parts = 0;
+    int64_t claimed = 0, keys = 0, chunks = 0;
     for (int32_t b = 0; b < p.batch; ++b) {
       SequencePlace place = find_place(source, b, claimed);
       claimed = std::max(claimed, source.claimed(b));
       keys += place.keys;
-      const int64_t before = parts;
-      parts += place.parts;
+      const int64_t before = chunks;
+      chunks += place.chunks;
       settle_place(place, before, keys, source.most_keys);
       out.push_back(place);
     }
@@ -107,8 +107,8 @@ TEST(CachePlaces, EveryVisibleKeyHasAPlaceOfItsOwn) {
         continue;
       }
       ++taken;
-      EXPECT_EQ(place.first_part, next);
-      next += place.parts;
+      EXPECT_EQ(place.first_chunk, next);
+      next += place.chunks;
       EXPECT_EQ(spans.keys[0] % kPrepassRows, 0);
       EXPECT_LE(spans.keys[1], next * kPrepassRows);
       // The kernels' mask over the copies is the problem's over the cache.

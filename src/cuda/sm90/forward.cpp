@@ -95,12 +95,12 @@ CachePrepassParams cache_prepass_of(const ForwardCall& call, const PrepassParams
   out.to = to;
   out.source = {p, call.cache, call.cu_seqlens_q, call.cu_seqlens_k, most_own_keys(p)};
   out.places = reinterpret_cast<SequencePlace*>(base + at.places);
-  out.live_parts = reinterpret_cast<int32_t*>(base + at.live_parts);
+  out.live_chunks = reinterpret_cast<int32_t*>(base + at.live_chunks);
   out.spans = reinterpret_cast<int32_t*>(base + at.spans);
   const Shape shape = shape_of(p);
   out.left = shape.left, out.right = shape.right;
   out.few_keys = p.given_x() ? few_keys(to.padded) : -1;
-  out.most_parts = to.positions / kPrepassRows;
+  out.most_chunks = to.positions / kPrepassRows;
   out.o = call.o;
   out.info = call.info;
   return out;

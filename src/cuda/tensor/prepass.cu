@@ -10,13 +10,13 @@ namespace lla::cuda::tensor {
 namespace {
 
 // A chunk of a dense or packed head.
-struct PrepassPart {
+struct PrepassChunk {
   static constexpr bool kMayMiss = false;
   int32_t head, first, last;  // positions [first, last) of a head
   int32_t used, positions;
   int32_t batch, head_in_batch;
 
-  __device__ __forceinline__ PrepassPart(const PrepassParams& params, int32_t of_head, int32_t from, int32_t to)
+  __device__ __forceinline__ PrepassChunk(const PrepassParams& params, int32_t of_head, int32_t from, int32_t to)
       : head(of_head),
         first(from),
         last(to),
@@ -35,7 +35,7 @@ struct PrepassPart {
 __device__ __forceinline__ uint32_t chunks_of(const PrepassParams& params) {
   return static_cast<uint32_t>(prepass_chunks(params.positions));
 }
-__device__ __forceinline__ PrepassPart chunk_of_block(const PrepassParams& params) {
+__device__ __forceinline__ PrepassChunk chunk_of_block(const PrepassParams& params) {
   const uint32_t chunks = chunks_of(params), head = blockIdx.x / chunks;
   const int32_t first = static_cast<int32_t>(blockIdx.x - head * chunks) * kPrepassRows;
   return {params, static_cast<int32_t>(head), first, min(first + kPrepassRows, params.positions)};
@@ -46,7 +46,7 @@ __device__ __forceinline__ PrepassPart chunk_of_block(const PrepassParams& param
 template <int kPadded>
 __global__ void __launch_bounds__(kPrepassThreads) largest_kernel(const __grid_constant__ PrepassParams params) {
   let_next_kernel_begin();
-  const PrepassPart chunk = chunk_of_block(params);
+  const PrepassChunk chunk = chunk_of_block(params);
   const PrepassOperand& operand = params.operand[blockIdx.y];
   if (operand.keys && params.shift != nullptr) {
     const Span span = span_of<kPadded>(operand, chunk);
@@ -77,7 +77,7 @@ template <int kPadded>
 __global__ void __launch_bounds__(kPrepassThreads) copy_kernel(const __grid_constant__ PrepassParams params) {
   let_next_kernel_begin();
   const PrepassOperand& operand = params.operand[blockIdx.y];
-  const PrepassPart chunk = chunk_of_block(params);
+  const PrepassChunk chunk = chunk_of_block(params);
   const uint32_t chunks = chunks_of(params);
   const float* const maxima = params.chunk_maxima + 2 * int64_t{chunk.head} * chunks + blockIdx.y;
   wait_for_last_kernel();
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kPrepassThreads) whole_heads_kernel(const __gr
     marked = 0;
     if (blockIdx.x == 0) *params.header = Header{};
   }
-  const PrepassPart chunk(params, static_cast<int32_t>(blockIdx.x), 0, params.positions);
+  const PrepassChunk chunk(params, static_cast<int32_t>(blockIdx.x), 0, params.positions);
   // The first maximum's barriers stand between the zero above and the counting.
   float largest_key;
   bool shifted = false;

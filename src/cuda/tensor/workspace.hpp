@@ -50,16 +50,16 @@ constexpr int64_t prepass_chunks(int64_t positions) { return (positions + kPrepa
 // What the forward does with a sequence that has own spans, found on the device (cache/places.hpp).
 enum PlaceState : int32_t { kNotTaken = 0, kTaken = 1, kInvalid = 2 };
 struct SequencePlace {
-  int32_t start_q, length_q;  // its rows
-  int32_t first_key, keys;    // where the copied keys begin in the sequence (packed: in the tensor), and how many
-  int32_t first_part, parts;  // of the pre-pass, kPrepassRows positions of the copies each
+  int32_t start_q, length_q;    // its rows
+  int32_t first_key, keys;      // where the copied keys begin in the sequence (packed: in the tensor), and how many
+  int32_t first_chunk, chunks;  // of the pre-pass, kPrepassRows positions of the copies each
   int32_t state;
 };
 
 // Sequences whose keys are copied to places of their own, with statistics of their own.
 constexpr bool has_own_spans(const core::Problem& p) { return p.cache || (p.packed && p.batch_invariant); }
-// Keys of all of them at most, and the positions their copies take: each may fill its last part partly, and a tile may
-// reach into one part more.
+// Keys of all of them at most, and the positions their copies take: each may fill its last chunk partly, and a tile may
+// reach into one chunk more.
 constexpr int64_t most_own_keys(const core::Problem& p) {
   return std::min(p.total_k, most_forward_sequences(p) * p.seqlen_k);
 }
@@ -78,7 +78,7 @@ struct WorkspaceLayout {
   int64_t keys, values;             // scaled fp16, [head][position][padded dim]
   int64_t scratch, scratch_stride;  // fp32 rows of each resident block, in fragment order
   int64_t weights, weights_stride;  // cached weights of each resident block; stride 0 when recomputed
-  int64_t places, live_parts;       // own spans: SequencePlace of each sequence; parts in use
+  int64_t places, live_chunks;      // own spans: SequencePlace of each sequence; chunks in use
   int64_t spans;                    // [list][rows, keys][sequence][begin, end]
   int64_t size;
 
@@ -110,7 +110,7 @@ struct WorkspaceLayout {
     weights_stride = weights_bytes_per_worker;
     weights = take(weights_stride * workers);
     places = take(own ? p.batch * int64_t{sizeof(SequencePlace)} : 0);
-    live_parts = take(own ? 4 : 0);
+    live_chunks = take(own ? 4 : 0);
     spans = take(own ? kSpanLists * p.batch * int64_t{sizeof(int32_t)} * 4 : 0);
     size = at;
   }

@@ -1,7 +1,7 @@
 // The forward over keys that do not lie in one dense tensor: which sequences it takes, which of their keys it copies,
 // and where to. Plain functions for host and device: the tests run them on the CPU.
 //
-// Copies of a sequence begin at a multiple of kPrepassRows, so that every part of the pre-pass belongs to one sequence,
+// Copies of a sequence begin at a multiple of kPrepassRows, so that every chunk of the pre-pass belongs to one sequence,
 // and scales and statistics are a sequence's own: its bits do not depend on the others. Only keys that some row sees
 // are copied. Masks are aligned to the end of the keys, so that leaving out the first ones changes none.
 #pragma once
@@ -38,18 +38,18 @@ constexpr SequencePlace find_place(const SequenceSource& source, int32_t b, int6
   const core::KeyRange seen = core::visible_keys(p.mask, s);
   place.first_key = static_cast<int32_t>(s.start_k + seen.begin);
   place.keys = static_cast<int32_t>(seen.end - seen.begin);
-  place.parts = place.keys > 0 ? static_cast<int32_t>(prepass_chunks(place.keys)) : 1;
+  place.chunks = place.keys > 0 ? static_cast<int32_t>(prepass_chunks(place.keys)) : 1;
   return place;
 }
 
-// Then: `parts_before` of the sequences taken before it, `keys_upto` theirs and its own.
-constexpr void settle_place(SequencePlace& place, int64_t parts_before, int64_t keys_upto, int64_t most_keys) {
+// Then: `chunks_before` of the sequences taken before it, `keys_upto` theirs and its own.
+constexpr void settle_place(SequencePlace& place, int64_t chunks_before, int64_t keys_upto, int64_t most_keys) {
   if (place.state != kTaken) return;
   if (keys_upto > most_keys) {
     place.state = kInvalid;
-    place.parts = 0;
+    place.chunks = 0;
   } else {
-    place.first_part = static_cast<int32_t>(parts_before);
+    place.first_chunk = static_cast<int32_t>(chunks_before);
   }
 }
 
@@ -59,7 +59,7 @@ struct SequenceSpans {
   int32_t rows[2], keys[2];
 };
 constexpr SequenceSpans spans_of(const SequencePlace& place, bool theirs) {
-  const int32_t first = place.first_part * kPrepassRows;
+  const int32_t first = place.first_chunk * kPrepassRows;
   const bool here = place.state == kTaken && theirs;
   return {{place.start_q, place.start_q + (here ? place.length_q : 0)}, {first, first + (here ? place.keys : 0)}};
 }

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kPlaceThreads = 1024;
 // Blocks that share the chunks: a little more than a GPU holds at once.
-constexpr int64_t kPartBlocks = 1024;
+constexpr int64_t kChunkBlocks = 1024;
 
 // ---- places --------------------------------------------------------------------------------------------------------
 
@@ -65,10 +65,10 @@ __global__ void __launch_bounds__(kPlaceThreads) places_kernel(const __grid_cons
     const int64_t keys_upto = keys + scan(place.keys, memory, sum);
     keys += memory[blockDim.x - 1];
     __syncthreads();
-    const int64_t parts_before = chunks + scan(place.chunks, memory, sum) - place.chunks;
+    const int64_t chunks_before = chunks + scan(place.chunks, memory, sum) - place.chunks;
     chunks += memory[blockDim.x - 1];
-    settle_place(place, parts_before, keys_upto, params.source.most_keys);
-    if (place.state == kTaken) atomicMax(&live, place.first_part + place.chunks);
+    settle_place(place, chunks_before, keys_upto, params.source.most_keys);
+    if (place.state == kTaken) atomicMax(&live, place.first_chunk + place.chunks);
     if (there) {
       params.places[b] = place;
       store_spans(params, b, place);
@@ -76,13 +76,13 @@ __global__ void __launch_bounds__(kPlaceThreads) places_kernel(const __grid_cons
     __syncthreads();
   }
   __syncthreads();
-  if (threadIdx.x == 0) *params.live_parts = live;
+  if (threadIdx.x == 0) *params.live_chunks = live;
 }
 
 // ---- chunks ---------------------------------------------------------------------------------------------------------
 
 // A chunk of a sequence's keys or values, of one head.
-struct CachePart {
+struct CacheChunk {
   static constexpr bool kMayMiss = true;
   static constexpr int32_t first_of(int32_t chunk) { return chunk * kPrepassRows; }
 
@@ -110,29 +110,29 @@ struct CachePart {
 };
 
 // Which sequence a chunk belongs to; -1: it is the one behind the last, which tiles reach into. All threads.
-__device__ __forceinline__ int32_t sequence_of_part(const CachePrepassParams& params, int32_t chunk) {
+__device__ __forceinline__ int32_t sequence_of_chunk(const CachePrepassParams& params, int32_t chunk) {
   __shared__ int32_t found;
   __syncthreads();
   if (threadIdx.x == 0) found = -1;
   __syncthreads();
   for (int32_t b = threadIdx.x; b < params.source.problem.batch; b += blockDim.x) {
-    const int32_t from = params.places[b].first_part;
+    const int32_t from = params.places[b].first_chunk;
     if (chunk >= from && chunk < from + params.places[b].chunks) found = b;
   }
   __syncthreads();
   return found;
 }
 
-__device__ __forceinline__ CachePart part_at(const CachePrepassParams& params, int32_t sequence, int32_t chunk,
-                                             int32_t head) {
+__device__ __forceinline__ CacheChunk chunk_at(const CachePrepassParams& params, int32_t sequence, int32_t chunk,
+                                               int32_t head) {
   const int64_t head_begin = int64_t{head} * params.to.positions;
   if (sequence < 0)
-    return {params.source.cache, nullptr, head_begin + CachePart::first_of(chunk), 0, head, 0, kPrepassRows, 0, 0};
+    return {params.source.cache, nullptr, head_begin + CacheChunk::first_of(chunk), 0, head, 0, kPrepassRows, 0, 0};
   SequencePlace& place = params.places[sequence];
-  const int32_t first = CachePart::first_of(chunk - place.first_part);
+  const int32_t first = CacheChunk::first_of(chunk - place.first_chunk);
   return {params.source.cache,
           &place.state,
-          head_begin + CachePart::first_of(place.first_part),
+          head_begin + CacheChunk::first_of(place.first_chunk),
           sequence,
           head,
           first,
@@ -143,12 +143,12 @@ __device__ __forceinline__ CachePart part_at(const CachePrepassParams& params, i
 
 // Calls f(sequence, head, unit, chunk) for this block's share of the chunks of all heads.
 template <class F>
-__device__ __forceinline__ void for_each_part(const CachePrepassParams& params, int32_t chunks, F f) {
+__device__ __forceinline__ void for_each_chunk(const CachePrepassParams& params, int32_t chunks, F f) {
   const uint32_t heads = static_cast<uint32_t>(params.to.heads_kv), units = static_cast<uint32_t>(chunks) * heads;
   for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
     const int32_t chunk = static_cast<int32_t>(unit / heads), head = static_cast<int32_t>(unit % heads);
-    const int32_t sequence = sequence_of_part(params, chunk);
-    f(sequence, head, unit, part_at(params, sequence, chunk, head));
+    const int32_t sequence = sequence_of_chunk(params, chunk);
+    f(sequence, head, unit, chunk_at(params, sequence, chunk, head));
   }
 }
 
@@ -158,18 +158,19 @@ __global__ void __launch_bounds__(kPrepassThreads) largest_kernel(const __grid_c
   let_next_kernel_begin();
   wait_for_last_kernel();
   const PrepassOperand& operand = params.to.operand[blockIdx.y];
-  for_each_part(params, *params.live_parts, [&](int32_t sequence, int32_t head, int64_t unit, const CachePart& chunk) {
-    if (operand.keys && params.to.shift != nullptr) {
-      const Span span = span_of<kPadded>(operand, chunk);
-      float* const to = params.to.chunk_bounds + unit * 2 * kPadded + threadIdx.x;
-      if (threadIdx.x < kPadded) to[0] = span.least, to[kPadded] = span.largest;
-    } else {
-      const float largest = largest_of(operand, chunk);
-      if (threadIdx.x == 0) params.to.chunk_maxima[2 * unit + blockIdx.y] = largest;
-    }
-    if (threadIdx.x == 0 && chunk.first == 0 && blockIdx.y == 0)
-      params.to.heads[sequence * params.to.heads_kv + head] = {};
-  });
+  for_each_chunk(params, *params.live_chunks,
+                 [&](int32_t sequence, int32_t head, int64_t unit, const CacheChunk& chunk) {
+                   if (operand.keys && params.to.shift != nullptr) {
+                     const Span span = span_of<kPadded>(operand, chunk);
+                     float* const to = params.to.chunk_bounds + unit * 2 * kPadded + threadIdx.x;
+                     if (threadIdx.x < kPadded) to[0] = span.least, to[kPadded] = span.largest;
+                   } else {
+                     const float largest = largest_of(operand, chunk);
+                     if (threadIdx.x == 0) params.to.chunk_maxima[2 * unit + blockIdx.y] = largest;
+                   }
+                   if (threadIdx.x == 0 && chunk.first == 0 && blockIdx.y == 0)
+                     params.to.heads[sequence * params.to.heads_kv + head] = {};
+                 });
 }
 
 // A block for every (sequence, head).
@@ -180,7 +181,7 @@ __global__ void __launch_bounds__(kPadded) shift_kernel(const __grid_constant__ 
   const int64_t heads = params.to.heads_kv, at = blockIdx.x;
   const SequencePlace place = params.places[at / heads];
   if (place.chunks == 0) return;
-  const float* from = params.to.chunk_bounds + (place.first_part * heads + at % heads) * 2 * kPadded + threadIdx.x;
+  const float* from = params.to.chunk_bounds + (place.first_chunk * heads + at % heads) * 2 * kPadded + threadIdx.x;
   Span span;
   for (int32_t i = 0; i < place.chunks; ++i, from += heads * 2 * kPadded) span.join({from[0], from[kPadded]});
   find_shift<kPadded>(params.to, static_cast<uint32_t>(at), span);
@@ -191,19 +192,20 @@ __global__ void __launch_bounds__(kPrepassThreads) copy_kernel(const __grid_cons
   let_next_kernel_begin();
   wait_for_last_kernel();
   const PrepassOperand& operand = params.to.operand[blockIdx.y];
-  const int32_t live = *params.live_parts;
-  for_each_part(params, live > 0 ? live + 1 : 0, [&](int32_t sequence, int32_t head, int64_t, const CachePart& chunk) {
-    if (sequence < 0) {
-      __shared__ uint32_t none;  // zeros are ordinary
-      copy_chunk<kPadded>(operand, chunk, 0, nullptr, &none);
-      return;
-    }
-    const SequencePlace& place = params.places[sequence];
-    const int64_t stride = 2 * int64_t{params.to.heads_kv};
-    const float* const maxima = params.to.chunk_maxima + place.first_part * stride + 2 * head + blockIdx.y;
-    copy_with_statistics<kPadded>(params.to, operand, chunk, sequence * params.to.heads_kv + head, maxima, place.chunks,
-                                  stride);
-  });
+  const int32_t live = *params.live_chunks;
+  for_each_chunk(
+      params, live > 0 ? live + 1 : 0, [&](int32_t sequence, int32_t head, int64_t, const CacheChunk& chunk) {
+        if (sequence < 0) {
+          __shared__ uint32_t none;  // zeros are ordinary
+          copy_chunk<kPadded>(operand, chunk, 0, nullptr, &none);
+          return;
+        }
+        const SequencePlace& place = params.places[sequence];
+        const int64_t stride = 2 * int64_t{params.to.heads_kv};
+        const float* const maxima = params.to.chunk_maxima + place.first_chunk * stride + 2 * head + blockIdx.y;
+        copy_with_statistics<kPadded>(params.to, operand, chunk, sequence * params.to.heads_kv + head, maxima,
+                                      place.chunks, stride);
+      });
 }
 
 // ---- rows ----------------------------------------------------------------------------------------------------------
@@ -232,19 +234,19 @@ __global__ void __launch_bounds__(kPrepassThreads) invalid_kernel(const __grid_c
 }  // namespace
 
 Status run_cache_prepass(const CachePrepassParams& params, cudaStream_t stream) {
-  const core::Problem& params = params.source.problem;
-  const int threads = static_cast<int>(std::clamp<int64_t>((params.batch + 31) / 32 * 32, 32, kPlaceThreads));
+  const int64_t batch = params.source.problem.batch;
+  const int threads = static_cast<int>(std::clamp<int64_t>((batch + 31) / 32 * 32, 32, kPlaceThreads));
   LLA_RETURN_IF_ERROR(
       launch(places_kernel, dim3(1), threads, 0, stream, "finding the places of sequences of a cache", params));
-  const int64_t units = int64_t{params.most_parts} * params.to.heads_kv;
-  const dim3 grid(static_cast<unsigned>(std::min(units, kPartBlocks)), 2);
+  const int64_t units = int64_t{params.most_chunks} * params.to.heads_kv;
+  const dim3 grid(static_cast<unsigned>(std::min(units, kChunkBlocks)), 2);
   const bool narrow = params.to.padded == 64;
   LLA_RETURN_IF_ERROR(launch_early(narrow ? largest_kernel<64> : largest_kernel<128>, grid, kPrepassThreads, 0, stream,
                                    "the pre-pass's largest elements of a cache", params));
   if (params.to.shift != nullptr) {
     LLA_RETURN_IF_ERROR(launch_early(narrow ? shift_kernel<64> : shift_kernel<128>,
-                                     dim3(static_cast<unsigned>(params.batch * params.to.heads_kv)), params.to.padded,
-                                     0, stream, "the pre-pass's shift of keys of a cache", params));
+                                     dim3(static_cast<unsigned>(batch * params.to.heads_kv)), params.to.padded, 0,
+                                     stream, "the pre-pass's shift of keys of a cache", params));
   }
   return launch_early(narrow ? copy_kernel<64> : copy_kernel<128>, grid, kPrepassThreads, 0, stream,
                       "the pre-pass over a cache", params);

@@ -9,14 +9,15 @@
 namespace lla::cuda::tensor {
 
 struct CachePrepassParams {
-  PrepassParams to;  // strides are those of the cache; its parts are counted over all sequences, its heads per sequence
+  PrepassParams
+      to;  // strides are those of the cache; its chunks are counted over all sequences, its heads per sequence
   SequenceSource source;
   SequencePlace* places;
-  int32_t* live_parts;
+  int32_t* live_chunks;
   int32_t* spans;
   int32_t left, right;  // window
   int32_t few_keys;     // with x given: sequences whose rows see at most so many keys are in the second list
-  int32_t most_parts;   // that may be alive
+  int32_t most_chunks;  // that may be alive
   core::Operand o;      // of rows whose sequence turns out invalid
   core::RowOutputs info;
 };
