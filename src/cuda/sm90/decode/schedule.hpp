@@ -8,6 +8,8 @@
 
 #include <cstdint>
 
+#include "cuda/tensor/cache_parts.hpp"
+
 namespace lla::cuda::sm90::decode {
 
 inline constexpr int kGranule = 128;  // keys
@@ -71,7 +73,7 @@ constexpr Sequence sequence_at(const Shape& p, int32_t b, int32_t claimed) {
   }
   if (s.invalid) s.length = 0;
   s.first = first < 0 ? 0 : first < s.length ? first : s.length;
-  if (s.length_q == 0 || int64_t{s.length_q} * p.group > p.most_rows) return s;
+  if (s.length_q == 0 || !decodes(s.length_q, p.group, p.most_rows)) return s;
   s.rows = s.length_q * p.heads_q;
   const Keys a = keys_of(p, s, 0), z = keys_of(p, s, s.length_q - 1);
   const int32_t keys_a = a.end - aligned(a.begin), keys_z = z.end - aligned(z.begin);
