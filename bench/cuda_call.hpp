@@ -29,9 +29,11 @@ class DeviceArray {
   std::optional<DeviceMemory> memory_;
 };
 
-// Host copies of the inputs, dense (batch, length, heads, dim), rounded to the case's type.
+// Host copies of the inputs, dense (batch, length, heads, dim), rounded to the case's type; the ridge (batch, length,
+// heads).
 struct CudaInputs {
   std::vector<double> q, k, v, x, grad_o;  // grad_o: where there is a backward pass
+  std::vector<double> ridge;
 };
 CudaInputs make_cuda_inputs(const CudaCase& c);
 bool same_inputs(const CudaCase& a, const CudaCase& b);

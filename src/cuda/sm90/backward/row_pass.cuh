@@ -59,9 +59,10 @@ struct RowBlock {
     block = block_of_item(params.shape, params.cu_q, params.cu_k, item);
     keys = visible_keys(params.shape, block, block.first_row, kBlockRows);
     tiles = tiles_of(keys, 64);
-    copy_index = kv_copy(params.shape, params.heads_kv, block.batch, block.head / params.shape.group);
+    const int32_t kv_head = block.head / params.shape.group;
+    copy_index = kv_copy(params.shape, params.heads_kv, block.batch, kv_head);
     query_row = tensor::query_row(params.shape, block.batch, block.head, block.start_q, block.first_row);
-    key_row = first_key_row(params.shape, copy_index, block.start_k);
+    key_row = first_key_row(params.shape, copy_index, kv_head, block.start_k);
   }
   // Whether a warpgroup's rows have low parts; those that are not there have none.
   __device__ __forceinline__ bool low(const RowPassParams& params, int warpgroup) const {
