@@ -17,8 +17,12 @@ struct SolveLimits {
   double tolerance;             // of the residual
   double few_keys_tolerance;    // where rows see few keys
   int32_t few_keys_iterations;  // and at least so many there
-  int32_t split_passes;         // passes over the keys with U in two parts, there
-  double sum_error;             // forward: that Σ U / ω may have without the mean value
+  int32_t split_passes;         // backward: passes over the keys with U in two parts, there
+  double part, least;           // core::StopRule
+  double sum_error = 0;         // forward: that Σ U / ω may have without the mean value
+  // Forward: sizes of the steps' U, against the solution's and by what its rounding does to the residual, above which
+  // the residual is formed anew (ForwardConsumer::drifted).
+  double most_steps = 0, most_drift = 0;
 };
 SolveLimits solve_limits(const core::Problem& problem);
 

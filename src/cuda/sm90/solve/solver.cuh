@@ -41,27 +41,29 @@ struct Solver : Passes<Config> {
     return decide(active);
   }
   __device__ __forceinline__ bool decide(bool active) {
-    const bool more = uniform(named_any(kGroupBarrier + group, kWarpgroup, active));
+    const bool more = any(active);
+    tell(more);
+    return more;
+  }
+  // Of all threads of the warpgroup, which the compiler must know: what it decides has products in it.
+  __device__ __forceinline__ bool any(bool own) const {
+    return uniform(named_any(kGroupBarrier + group, kWarpgroup, own)) != 0;
+  }
+  __device__ __forceinline__ void tell(bool more) {
     if (threadIdx.x % kWarpgroup == 0) t.more[decisions & 1] = more;
     t.decided.arrive_for_group();
     ++decisions;
-    return more;
   }
 
   __device__ __forceinline__ StepLimits limits() const {
     const bool few = tiles().few_keys;
-    return {few ? p.few_keys_tolerance_squared : p.tolerance_squared,
-            few ? p.few_keys_iterations : 0,
-            p.max_iterations,
-            p.info.residual != nullptr || p.info.status != nullptr,
-            p.part_squared,
-            p.least_squared};
+    return {few ? p.few_keys_tolerance_squared : p.tolerance_squared, few ? p.few_keys_iterations : 0, p.max_iterations,
+            p.part_squared, p.least_squared};
   }
 
   // A pass over the keys and one step of conjugate gradients.
-  template <bool kPart>
-  __device__ __forceinline__ StepEnd iterate(DirectionWords& direction, Direction& d, int live, bool split,
-                                             const StepCheck* check) {
+  template <bool kBackward>
+  __device__ __forceinline__ bool iterate(DirectionWords& direction, Direction& d, int live, bool split) {
     const Lane lane = Base::own_lane();
     Vector acc;
     Pair<float> sums;
@@ -72,7 +74,7 @@ struct Solver : Passes<Config> {
     });
     const Vectors at{s.residual[group], section(WorkspaceLayout::kX), section(WorkspaceLayout::kRidge),
                      p.ridge.per_dim};
-    return step<kDim, kPart>(inputs, acc, sums, direction, d, at, lane, tiles().head.key_norm, limits(), check, split);
+    return step<kDim, kBackward>(inputs, acc, sums, direction, d, at, lane, tiles().head.key_norm, limits(), split);
   }
 
   // Queries into shared memory.
@@ -99,24 +101,11 @@ struct Solver : Passes<Config> {
 
   __device__ __forceinline__ bool few_keys() const { return uniform(tiles().few_keys) != 0; }
 
-  // Passes with U in two parts where a step is larger than its solution: later ones are small beside it.
-  static constexpr int kSplitPasses = kDim / 4;
-
-  // `split`: passes, from the first, with U in two parts; `checked`: the first steps may ask for it. Returns whether
-  // the output pass, too, needs U in two parts.
+  // Conjugate gradients until no row goes on, which the copying thread is not told. `split`: passes, from the first, with
+  // U in two parts.
   template <bool kBackward>
-  __device__ __forceinline__ bool solve(DirectionWords& direction, Direction& d, int live, bool more, int split,
-                                        bool checked) {
-    for (int pass = 0; more; ++pass) {
-      const bool two_parts = pass < split;
-      const StepCheck check{two_parts ? INFINITY : StepCheck::most_of(pass), kGroupBarrier + group};
-      const StepEnd end = iterate<kBackward>(direction, d, live, two_parts,
-                                             !kBackward && checked && pass < StepCheck::kPasses ? &check : nullptr);
-      // The same in all threads, which the compiler must know: what it decides has products in it.
-      if (!kBackward && uniform(end == StepEnd::repeat)) split = pass + 1 + kSplitPasses;
-      more = decide(end != StepEnd::stop);
-    }
-    return split > 0;
+  __device__ __forceinline__ void solve(DirectionWords& direction, Direction& d, int live, int split) {
+    for (int pass = 0; any(iterate<kBackward>(direction, d, live, pass < split)); ++pass) tell(true);
   }
 
   __device__ __forceinline__ int told_status(const Solve& solve, int row, float told) const {
