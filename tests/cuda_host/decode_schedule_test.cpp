@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/problem.hpp"
-#include "cuda/sm90/decode/slots.hpp"
+#include "cuda/sm90/decode/partials.hpp"
 
 namespace lla::cuda::sm90::decode {
 namespace {
@@ -101,10 +101,10 @@ void expect_every_key_once(const Batch& batch, int blocks) {
           EXPECT_EQ(u.head, h);
           EXPECT_EQ(u.index, i);
           EXPECT_EQ(u.start % kAlign, 0);
-          if (u.part.end > u.part.begin) {
-            EXPECT_LE(u.start, u.part.begin);
-            EXPECT_EQ(u.part.begin, at);
-            at = u.part.end;
+          if (u.keys.end > u.keys.begin) {
+            EXPECT_LE(u.start, u.keys.begin);
+            EXPECT_EQ(u.keys.begin, at);
+            at = u.keys.end;
           }
         }
         EXPECT_EQ(at, want.end) << "row " << expected;

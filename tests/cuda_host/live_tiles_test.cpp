@@ -1,5 +1,5 @@
 // The walk through live tiles against a plain list of them.
-#include "cuda/sm90/live_tiles.hpp"
+#include "cuda/tensor/live_tiles.hpp"
 
 #include <gtest/gtest.h>
 

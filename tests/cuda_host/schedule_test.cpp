@@ -1,5 +1,5 @@
 // The schedule against core::Mask, query by query.
-#include "cuda/sm90/schedule.hpp"
+#include "cuda/tensor/schedule.hpp"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/problem.hpp"
-#include "cuda/sm90/scale.hpp"
+#include "cuda/tensor/scale.hpp"
 
 namespace lla::cuda::sm90 {
 namespace {
@@ -22,10 +22,10 @@ Shape make_shape(int batch, int heads, int lq, int lk, int left, int right) {
 
 TEST(Schedule, EveryBlockOnce) {
   const Shape s = make_shape(3, 5, 300, 300, -1, 0);
-  for (const int rows : {kGroupRows, kBlockRows}) {  // items of one warpgroup and of two
+  for (const int rows : {kWarpgroupRows, kBlockRows}) {  // items of one warpgroup and of two
     std::set<std::tuple<int, int, int>> seen;
     for (int64_t i = 0; i < s.items(rows); ++i) {
-      const Block b = block_of_item(s, nullptr, nullptr, i, rows);
+      const QueryBlock b = block_of_item(s, nullptr, nullptr, i, rows);
       EXPECT_FALSE(b.empty());
       EXPECT_EQ(b.first_row % rows, 0);
       seen.emplace(b.batch, b.head, b.first_row);
@@ -38,7 +38,7 @@ TEST(Schedule, LongestFirst) {
   const Shape s = make_shape(2, 3, 1000, 1000, -1, 0);
   int last = 1 << 30;
   for (int64_t i = 0; i < s.items(); ++i) {
-    const Block b = block_of_item(s, nullptr, nullptr, i);
+    const QueryBlock b = block_of_item(s, nullptr, nullptr, i);
     const int tiles = tiles_of(visible_keys(s, b, b.first_row, kBlockRows), 80).count();
     EXPECT_LE(tiles, last);
     last = tiles;
@@ -50,12 +50,12 @@ TEST(Schedule, EarlyBlocksFirst) {
   for (const int early_rows : {0, 63, 64, 200, 256, 300, 1000}) {
     Shape s = make_shape(1, 2, 300, 300, -1, 0);
     s.early_rows = early_rows;
-    const int blocks = 5, early = std::min(early_rows / kGroupRows, blocks);
+    const int blocks = 5, early = std::min(early_rows / kWarpgroupRows, blocks);
     std::set<std::tuple<int, int>> seen;
-    for (int64_t i = 0; i < s.items(kGroupRows); ++i) {
-      const Block b = block_of_item(s, nullptr, nullptr, i, kGroupRows);
+    for (int64_t i = 0; i < s.items(kWarpgroupRows); ++i) {
+      const QueryBlock b = block_of_item(s, nullptr, nullptr, i, kWarpgroupRows);
       const int level = static_cast<int>(i) / 2;
-      EXPECT_EQ(b.first_row, kGroupRows * (level < early ? early - 1 - level : blocks - 1 - (level - early)))
+      EXPECT_EQ(b.first_row, kWarpgroupRows * (level < early ? early - 1 - level : blocks - 1 - (level - early)))
           << early_rows;
       seen.emplace(b.head, b.first_row);
     }
@@ -70,7 +70,7 @@ TEST(Schedule, BundlesOfHeads) {
   std::set<std::tuple<int, int, int>> seen;
   int bundle = 0, last_row = 1 << 30;
   for (int64_t i = 0; i < s.items(); ++i) {
-    const Block b = block_of_item(s, nullptr, nullptr, i);
+    const QueryBlock b = block_of_item(s, nullptr, nullptr, i);
     const int of_block = (b.batch * 5 + b.head) / 4;
     ASSERT_TRUE(of_block == bundle || of_block == bundle + 1);
     if (of_block != bundle) last_row = 1 << 30;
@@ -88,7 +88,7 @@ TEST(Schedule, PackedSequences) {
   const int32_t cu[] = {0, 0, 200, 201, 330};  // the first is empty
   int rows = 0;
   for (int64_t i = 0; i < s.items(); ++i) {
-    const Block b = block_of_item(s, cu, cu, i);
+    const QueryBlock b = block_of_item(s, cu, cu, i);
     EXPECT_EQ(b.length_q, cu[b.batch + 1] - cu[b.batch]);
     EXPECT_EQ(b.start_k, cu[b.batch]);
     if (!b.empty()) rows += b.last_row(b.first_row, kBlockRows) - b.first_row + 1;
@@ -109,7 +109,7 @@ TEST_P(ScheduleMask, AgreesWithCore) {
   for (int tile : {80, 128}) {
     const int64_t most = most_tiles(s, tile);
     for (int64_t item = 0; item < s.items(); ++item) {
-      const Block b = block_of_item(s, nullptr, nullptr, item);
+      const QueryBlock b = block_of_item(s, nullptr, nullptr, item);
       for (int rows : {64, kBlockRows}) {
         for (int first = b.first_row; first < std::min(b.first_row + kBlockRows, c.lq); first += rows) {
           const int last = std::min(first + rows, c.lq) - 1;

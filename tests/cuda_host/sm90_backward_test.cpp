@@ -8,11 +8,11 @@
 #include <random>
 #include <vector>
 
-#include "cuda/sm90/backward/exponents.hpp"
 #include "cuda/sm90/backward/workspace.hpp"
-#include "cuda/sm90/low_parts.hpp"
 #include "cuda/sm90/plan.hpp"
 #include "cuda/sm90/sm90.hpp"
+#include "cuda/tensor/backward/exponents.hpp"
+#include "cuda/tensor/low_parts.hpp"
 
 namespace lla::cuda::sm90 {
 namespace {
@@ -63,7 +63,7 @@ TEST(Sm90Backward, SectionsOfTheWorkspaceDoNotMeet) {
           {"header", at.forward.header, sizeof(Header)},
           {"head statistics", at.forward.head_statistics,
            p.batch * p.heads_kv * static_cast<int64_t>(sizeof(HeadStatistics))},
-          {"part maxima", at.forward.part_maxima, p.batch * p.heads_kv * 3 * 8},
+          {"chunk maxima", at.forward.chunk_maxima, p.batch * p.heads_kv * 3 * 8},
           {"key marks", at.forward.key_marks, keys},
           {"value marks", at.forward.value_marks, keys},
           {"keys", at.forward.keys, keys * padded * 2},

@@ -1,11 +1,11 @@
 // The Hopper planner, asked about an H200 from any machine.
 #include <gtest/gtest.h>
 
-#include "cuda/sm90/parallax/config.hpp"
+#include "cuda/sm90/given_x/config.hpp"
 #include "cuda/sm90/plan.hpp"
 #include "cuda/sm90/sm90.hpp"
 #include "cuda/sm90/solve/config.hpp"
-#include "cuda/sm90/workspace.hpp"
+#include "cuda/tensor/workspace.hpp"
 #include "plan/machine.hpp"
 
 namespace lla::cuda::sm90 {
@@ -162,9 +162,9 @@ TEST(Sm90Plan, AGivenXTakesOnePassAndCachesNothing) {
     EXPECT_EQ(refuse(p, kH200), "");
     const core::Plan planned = plan(p, kH200);
     EXPECT_FALSE(planned.cached_weights);
-    EXPECT_EQ(planned.block_keys, parallax_tile_keys(static_cast<int>(dim)));
+    EXPECT_EQ(planned.block_keys, given_x_tile_keys(static_cast<int>(dim)));
     const int64_t copies = 2 * p.total_k * p.heads_kv * dim * 2, marks = 2 * p.total_k * p.heads_kv;
-    const int64_t maxima = p.batch * p.heads_kv * prepass_parts(p.seqlen_k) * 8;
+    const int64_t maxima = p.batch * p.heads_kv * prepass_chunks(p.seqlen_k) * 8;
     EXPECT_LE(static_cast<int64_t>(planned.workspace_bytes), copies + marks + maxima + 8 * kWorkspaceAlignment);
     p.operation = core::Operation::backward;
     EXPECT_EQ(plan(p, kH200).block_keys, tile_keys(static_cast<int>(dim)));

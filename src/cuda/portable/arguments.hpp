@@ -25,7 +25,7 @@ struct RowArrays {
   T* mean_k = nullptr;
   T* mean_v = nullptr;
   T* x = nullptr;
-  T* rest = nullptr;  // right-hand side, then residual, of the solve
+  T* residual = nullptr;  // right-hand side, then residual, of the solve
   int32_t* kind = nullptr;
   // Backward only.
   T* y = nullptr;
@@ -50,7 +50,7 @@ struct Arguments {
   core::KeyCache cache;  // forward only
   core::RowOutputs info;
   RowArrays<T> rows;
-  // The solve: from `rest` to `solution` (x forward, y backward).
+  // The solve: from `residual` to `solution` (x forward, y backward).
   T* solution = nullptr;
   int64_t direct_keys = -1;    // rows that see at most this many keys are left to the direct solver
   bool rescue = false;         // and so are the rows conjugate gradients leaves unfinished

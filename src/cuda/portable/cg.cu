@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
   load_tile<C::kOwn, C>(own_q, query_rows<T>(a.q, block, p.dim), 0, block.count, nullptr, Always{});
 
   const auto direction_at = [&](int r, int c) -> Vec<T>& {
-    return direction.vec(group() + C::kGroups * r, lane() + kLanes * c);
+    return direction.vec(team() + C::kRowTeams * r, lane() + kLanes * c);
   };
   Query query[C::kRows];
   Solve<T> solve[C::kRows];
@@ -79,8 +79,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
     }
     T largest = 0, mean_squares = 0;
     if (s.active) {
-      for_columns<C>(p.dim,
-                     [&](int, int, int column) { largest = fmax(largest, fabs(a.rows.rest[q.row * p.dim + column])); });
+      for_columns<C>(
+          p.dim, [&](int, int, int column) { largest = fmax(largest, fabs(a.rows.residual[q.row * p.dim + column])); });
     }
     s.exponent = exponent_of(row_max(largest));
     if (s.exponent == kNoExponent) s.exponent = 0;
@@ -89,9 +89,9 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
       for_columns<C>(p.dim, [&](int c, int e, int column) {
         const int64_t at = q.row * p.dim + column;
         const T ridge = ridge_at(a, s.ridge_offset, column);
-        const T value = removes(ridge) ? T(0) : scale(a.rows.rest[at]);
+        const T value = removes(ridge) ? T(0) : scale(a.rows.residual[at]);
         s.ridge = fmin(s.ridge, ridge);
-        a.rows.rest[at] = value;
+        a.rows.residual[at] = value;
         a.solution[at] = 0;
         direction_at(r, c).at[e] = value;
         s.squared += value * value;
@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
 #pragma unroll
         for (int c = 0; c < C::kRows; ++c) {
           const bool visible = query[r].sees(first + lane() + kLanes * c);
-          const T w = visible ? power_of_two(s[0][r][c] * log2_factor - solve[r].max) : T(0);
+          const T w = visible ? exp2_of(s[0][r][c] * log2_factor - solve[r].max) : T(0);
           u[r][c] = w * (s[1][r][c] - mean[r]);
           sum[r] += u[r][c];
           weight_squares[r] += w * w;
@@ -236,9 +236,9 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
       const T step = s.squared / curvature;
       if (s.active && !flat) {
         for_columns<C>(p.dim, [&](int c, int e, int column) {
-          const T rest = a.rows.rest[q.row * p.dim + column] - step * acc.at[r][c].at[e];
-          acc.at[r][c].at[e] = rest;
-          next += rest * rest;
+          const T left = a.rows.residual[q.row * p.dim + column] - step * acc.at[r][c].at[e];
+          acc.at[r][c].at[e] = left;
+          next += left * left;
         });
       }
       next = row_sum(next);
@@ -250,9 +250,9 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
       for_columns<C>(p.dim, [&](int c, int e, int column) {
         T& u = direction_at(r, c).at[e];
         a.solution[q.row * p.dim + column] += step * u;
-        const T rest = acc.at[r][c].at[e];
-        a.rows.rest[q.row * p.dim + column] = rest;
-        u = rest + next / s.squared * u;
+        const T left = acc.at[r][c].at[e];
+        a.rows.residual[q.row * p.dim + column] = left;
+        u = left + next / s.squared * u;
       });
       s.product += step * s.squared;
       s.squared = next;

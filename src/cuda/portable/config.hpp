@@ -21,9 +21,9 @@ struct Config {
   static constexpr int kRowBytes = kDim * static_cast<int>(sizeof(T));
   // Small rows: two owned rows and two rows of the other side per thread. Large: one, so that five tiles still fit.
   static constexpr int kRows = kRowBytes <= 512 ? 2 : 1;
-  static constexpr int kGroups = kRowBytes <= 1024 ? 16 : 8;
-  static constexpr int kThreads = kGroups * kLanes;
-  static constexpr int kOwn = kGroups * kRows;
+  static constexpr int kRowTeams = kRowBytes <= 1024 ? 16 : 8;
+  static constexpr int kThreads = kRowTeams * kLanes;
+  static constexpr int kOwn = kRowTeams * kRows;
   static constexpr int kOther = kLanes * kRows;
   static constexpr int kVec = 16 / static_cast<int>(sizeof(T));  // elements of a 16-byte access
   static constexpr int kColumns = kDim / (kLanes * kVec);        // accesses per thread and row

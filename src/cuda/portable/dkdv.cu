@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dkdv_kernel(cons
       T pa[C::kRows][C::kRows], pb[C::kRows][C::kRows], ds[C::kRows][C::kRows];
 #pragma unroll
       for (int r = 0; r < C::kRows; ++r) {
-        const int64_t key = first_key + group() + C::kGroups * r;
+        const int64_t key = first_key + team() + C::kRowTeams * r;
 #pragma unroll
         for (int c = 0; c < C::kRows; ++c) {
           const int i = lane() + kLanes * c;
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dkdv_kernel(cons
           bad[r] |= visible && kind == kBad;
           const bool counts = visible && (is_regular(kind) || kind == kSingle);
           const T weight =
-              counts ? power_of_two(logit[0][r][c] * log2_factor - constants.max[i]) / constants.omega[i] : T(0);
+              counts ? exp2_of(logit[0][r][c] * log2_factor - constants.max[i]) / constants.omega[i] : T(0);
           const T one_plus_e = 1 + e[0][r][c] - constants.mean_e[i];
           // A single key's value is its mean: b vanishes, and only dv is left.
           const T b = kind == kSingle ? T(0) : (gamma[0][r][c] - constants.tau[i]) - (f[0][r][c] + constants.mean_b[i]);
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dkdv_kernel(cons
 #pragma unroll
   for (int r = 0; r < C::kRows; ++r) {
     const bool any_bad = row_any(bad[r]);
-    const int own = group() + C::kGroups * r;
+    const int own = team() + C::kRowTeams * r;
     if (own >= keys) continue;
     const PowerOfTwo<T> undo(block_exponent);
     const auto write = [&](const core::Operand& t, int64_t width, const Accumulator<C, T>& sum) {

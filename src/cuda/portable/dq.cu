@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dq_kernel(const 
     mean_e[r] = tau[r] = mean_b[r] = sum[r] = 0;
     omega[r] = 1;
     max[r] = 0;
-    const int own = group() + C::kGroups * r;
+    const int own = team() + C::kRowTeams * r;
     if (is_regular(kind[r])) {
       omega[r] = a.rows.omega[q.row];
       max[r] = a.rows.max[q.row];
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dq_kernel(const 
 #pragma unroll
       for (int c = 0; c < C::kRows; ++c) {
         const bool visible = query[r].sees(first + lane() + kLanes * c);
-        const T w = visible ? power_of_two(s[0][r][c] * log2_factor - max[r]) : T(0);
+        const T w = visible ? exp2_of(s[0][r][c] * log2_factor - max[r]) : T(0);
         const T one_plus_e = 1 + s[1][r][c] - mean_e[r];
         const T b = (gamma[0][r][c] - tau[r]) - (s[2][r][c] + mean_b[r]);
         u[r][c] = w * one_plus_e * b;
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dq_kernel(const 
   for (int r = 0; r < C::kRows; ++r) {
     const Query& q = query[r];
     const T total = row_sum(sum[r]);
-    const PowerOfTwo<T> undo(exponent(group() + C::kGroups * r));
+    const PowerOfTwo<T> undo(exponent(team() + C::kRowTeams * r));
     if (a.dridge) write_ridge_gradient<C>(a, block, q, kind[r], undo);
     if (!q.exists) continue;
     if (lane() == 0) {

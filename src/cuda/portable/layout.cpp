@@ -23,7 +23,7 @@ Layout::Layout(const core::Problem& p, int direct_blocks) {
   mean_k = take(true, scalars * p.dim);
   mean_v = take(true, scalars * p.value_dim);
   x = take(!backward, scalars * p.dim);  // the backward reads the forward's
-  rest = take(solves, scalars * p.dim);
+  residual = take(solves, scalars * p.dim);
   kind = take(true, rows * 4);
   y = take(backward && solves, scalars * p.dim);
   mean_e = take(backward, scalars);

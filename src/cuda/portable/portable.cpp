@@ -83,7 +83,7 @@ Arguments<T> arguments(const Call& call, const core::Plan& plan) {
   a.rows.mean_k = array(layout.mean_k);
   a.rows.mean_v = array(layout.mean_v);
   a.rows.x = array(layout.x);
-  a.rows.rest = array(layout.rest);
+  a.rows.residual = array(layout.residual);
   a.rows.kind = reinterpret_cast<int32_t*>(at(layout.kind));
   a.rows.y = array(layout.y);
   a.rows.mean_e = array(layout.mean_e);

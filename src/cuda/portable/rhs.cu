@@ -57,16 +57,16 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) rhs_kernel(const
     query[r] = owned_query<C>(p, block, r);
     const Query& q = query[r];
     kind[r] = q.exists ? a.rows.kind[q.row] : static_cast<int32_t>(kEmpty);
-    exponent[r] = gradient_exponent<C>(a, q, kind[r], own_g, group() + C::kGroups * r);
+    exponent[r] = gradient_exponent<C>(a, q, kind[r], own_g, team() + C::kRowTeams * r);
   }
   scale_tile<C::kOwn, C>(own_g, pieces<T>(p.value_dim), [&](int row) {
-    const int32_t own = exponent[row / C::kGroups];
+    const int32_t own = exponent[row / C::kRowTeams];
     return own == kNoExponent ? 0 : -own;
   });
 #pragma unroll
   for (int r = 0; r < C::kRows; ++r) {
     const Query& q = query[r];
-    bool bad = bad_gradient[group() + C::kGroups * r] != 0;
+    bool bad = bad_gradient[team() + C::kRowTeams * r] != 0;
     tau[r] = sum[r] = squares[r] = 0;
     omega[r] = 1;
     max[r] = 0;
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) rhs_kernel(const
       max[r] = a.rows.max[q.row];
       for_columns<C>(p.dim, [&](int, int, int column) { bad |= !isfinite(a.rows.x[q.row * p.dim + column]); });
       for_columns<C>(p.value_dim, [&](int c, int e, int column) {
-        tau[r] += own_g.vec(group() + C::kGroups * r, lane() + kLanes * c).at[e] *
+        tau[r] += own_g.vec(team() + C::kRowTeams * r, lane() + kLanes * c).at[e] *
                   a.rows.mean_v[q.row * p.value_dim + column];
       });
     }
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) rhs_kernel(const
 #pragma unroll
       for (int c = 0; c < C::kRows; ++c) {
         const bool visible = query[r].sees(first + lane() + kLanes * c);
-        u[r][c] = visible ? power_of_two(s[0][r][c] * log2_factor - max[r]) * (gamma[0][r][c] - tau[r]) : T(0);
+        u[r][c] = visible ? exp2_of(s[0][r][c] * log2_factor - max[r]) * (gamma[0][r][c] - tau[r]) : T(0);
         sum[r] += u[r][c];
         squares[r] += u[r][c] * (gamma[0][r][c] - tau[r]);
       }
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) rhs_kernel(const
         const int64_t offset = row_offset(a.dx, block.sequence, block.head, q.index) + column * a.dx.stride[3];
         store_as(a.dx.data, a.dx.dtype, offset, kind[r] == kBad ? nan_value<T>() : PowerOfTwo<T>(exponent[r])(t));
       } else {
-        a.rows.rest[at] = t;
+        a.rows.residual[at] = t;
         a.rows.y[at] = 0;
       }
     });

@@ -29,8 +29,8 @@ __device__ __forceinline__ bool row_any(bool v) {
   return (threadIdx.x % 32 < kLanes ? all & 0xffffu : all >> kLanes) != 0;
 }
 
-__device__ __forceinline__ float power_of_two(float x) { return exp2f(x); }
-__device__ __forceinline__ double power_of_two(double x) { return exp2(x); }
+__device__ __forceinline__ float exp2_of(float x) { return exp2f(x); }
+__device__ __forceinline__ double exp2_of(double x) { return exp2(x); }
 
 // Of a row without a gradient: below every other.
 inline constexpr int32_t kNoExponent = std::numeric_limits<int32_t>::min() / 2;
@@ -69,7 +69,7 @@ class PowerOfTwo {
 // Multiplies row `row` of a tile by 2^exponent(row); every thread what it loaded itself.
 template <int kRows, class C, class T, int kDim, class Exponent>
 __device__ __forceinline__ void scale_tile(Tile<T, kDim> tile, int columns, Exponent exponent) {
-  for (int row = group(); row < kRows; row += C::kGroups) {
+  for (int row = team(); row < kRows; row += C::kRowTeams) {
     const PowerOfTwo<T> scale(exponent(row));
     for (int c = lane(); c < columns; c += kLanes) {
       Vec<T>& v = tile.vec(row, c);
@@ -151,7 +151,7 @@ struct Query {
 
 template <class C>
 __device__ Query owned_query(const core::Problem& p, const QueryBlock& block, int r) {
-  const int own = group() + C::kGroups * r;
+  const int own = team() + C::kRowTeams * r;
   Query q;
   q.exists = own < block.count;
   q.index = block.first + own;

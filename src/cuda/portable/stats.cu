@@ -14,8 +14,8 @@ struct Parameters {
 // x of a row with one key: A is the ridge alone. Where that says nothing x stays zero, as it does for a removed
 // dimension.
 template <class T>
-__device__ T single_key_solution(T rest, T ridge) {
-  const T x = removes(ridge) ? T(0) : rest / ridge;
+__device__ T single_key_solution(T rhs, T ridge) {
+  const T x = removes(ridge) ? T(0) : rhs / ridge;
   return isfinite(x) ? x : T(0);
 }
 
@@ -71,7 +71,7 @@ __device__ void write_row(const Arguments<T>& a, const QueryBlock& block, const 
     } else {
       const int64_t offset = row_offset(a.q, block.sequence, block.head, q.index);
       const T query = load_as<T>(a.q.data, a.q.dtype, offset + column * a.q.stride[3]);
-      a.rows.rest[at] = regular ? query - mean_k : T(0);
+      a.rows.residual[at] = regular ? query - mean_k : T(0);
       T x = result.kind == kBad ? nan_value<T>() : T(0);
       if (result.kind == kSingle) {
         x = single_key_solution(query - mean_k,
@@ -115,7 +115,7 @@ __device__ void write_invalid(const Arguments<T>& a, const QueryBlock& block) {
   const core::Sequence& s = block.sequence;
   const int64_t step = (p.seqlen_q + C::kOwn - 1) / C::kOwn * C::kOwn;
   for (int64_t first = block.first; first < s.length_q; first += step) {
-    for (int64_t i = first + group(); i < first + C::kOwn && i < s.length_q; i += C::kGroups) {
+    for (int64_t i = first + team(); i < first + C::kOwn && i < s.length_q; i += C::kRowTeams) {
       const int64_t row = core::row_index(p, s, block.head, i), offset = row_offset(a.o, s, block.head, i);
       for_columns<C>(p.value_dim, [&](int, int, int column) {
         store_as(a.o.data, a.o.dtype, offset + column * a.o.stride[3], nan_value<T>());
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) stats_kernel(con
       }
       const T next = ceil(row_max(largest));
       if (next > max[r]) {  // also the first time: the sums are zero then, and so is the factor
-        const T factor = power_of_two(max[r] - next);
+        const T factor = exp2_of(max[r] - next);
         sum_k.scale(r, factor);
         sum_v.scale(r, factor);
         omega[r] *= factor;
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) stats_kernel(con
       }
 #pragma unroll
       for (int c = 0; c < C::kRows; ++c) {
-        w[r][c] = query[r].sees(first + lane() + kLanes * c) ? power_of_two(logit[0][r][c] - max[r]) : T(0);
+        w[r][c] = query[r].sees(first + lane() + kLanes * c) ? exp2_of(logit[0][r][c] - max[r]) : T(0);
         omega[r] += w[r][c];
       }
     }
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) stats_kernel(con
 #pragma unroll
   for (int r = 0; r < C::kRows; ++r) {
     const T total = row_sum(omega[r]);
-    const bool any_bad = row_any(found[r].bad || bad_query[group() + C::kGroups * r] != 0);
+    const bool any_bad = row_any(found[r].bad || bad_query[team() + C::kRowTeams * r] != 0);
     const bool any_zero = row_any(found[r].zero);
     if (!query[r].exists) continue;
     const int64_t n = query[r].keys();

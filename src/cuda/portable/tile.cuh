@@ -9,9 +9,9 @@
 
 namespace lla::cuda::portable {
 
-// Position of a thread: `lane` along a row, `group` = which owned row (of the first kGroups).
+// Position of a thread: `lane` along a row, `group` = which owned row (of the first kRowTeams).
 __device__ __forceinline__ int lane() { return threadIdx.x % kLanes; }
-__device__ __forceinline__ int group() { return threadIdx.x / kLanes; }
+__device__ __forceinline__ int team() { return threadIdx.x / kLanes; }
 
 template <class T>
 struct alignas(16) Vec {
@@ -140,7 +140,7 @@ template <int kRows, class C, class T, int kDim, class Wanted>
 __device__ void load_tile(Tile<T, kDim> tile, const Source& source, int64_t first, int64_t count, int32_t* bad,
                           Wanted wanted) {
   const int columns = pieces<T>(source.columns);
-  for (int row = group(); row < kRows; row += C::kGroups) {
+  for (int row = team(); row < kRows; row += C::kRowTeams) {
     const bool present = row < count && wanted(row);
     const int64_t at = present ? source.row(first + row) : 0;
     for (int c = lane(); c < columns; c += kLanes) {
@@ -156,7 +156,7 @@ struct Always {
   __device__ bool operator()(int) const { return true; }
 };
 
-// s[n][r][c] = own[n] row (group + kGroups r) . other row (lane + kLanes c), over `columns` pieces. The order of the
+// s[n][r][c] = own[n] row (team + kRowTeams r) . other row (lane + kLanes c), over `columns` pieces. The order of the
 // sum does not depend on who owns which side, so that weights come out the same in every pass.
 template <class C, int kN, class T, int kDim>
 __device__ __forceinline__ void product(const Tile<T, kDim> (&own)[kN], Tile<T, kDim> other, int columns,
@@ -178,7 +178,7 @@ __device__ __forceinline__ void product(const Tile<T, kDim> (&own)[kN], Tile<T, 
     for (int n = 0; n < kN; ++n) {
 #pragma unroll
       for (int r = 0; r < C::kRows; ++r) {
-        const Vec<T> a = own[n].vec(group() + C::kGroups * r, column);
+        const Vec<T> a = own[n].vec(team() + C::kRowTeams * r, column);
 #pragma unroll
         for (int c = 0; c < C::kRows; ++c) {
 #pragma unroll
@@ -221,7 +221,7 @@ struct Weights {
     for (int r = 0; r < C::kRows; ++r) {
 #pragma unroll
       for (int c = 0; c < C::kRows; ++c)
-        data[(group() + C::kGroups * r) * C::kWeightStride + lane() + kLanes * c] = w[r][c];
+        data[(team() + C::kRowTeams * r) * C::kWeightStride + lane() + kLanes * c] = w[r][c];
     }
     __syncwarp();
   }
@@ -236,7 +236,7 @@ __device__ __forceinline__ void accumulate(Accumulator<C, T>& acc, Weights<C, T>
     Vec<T> w[C::kRows];
 #pragma unroll
     for (int r = 0; r < C::kRows; ++r) {
-      w[r] = *reinterpret_cast<const Vec<T>*>(weights.data + (group() + C::kGroups * r) * C::kWeightStride + b);
+      w[r] = *reinterpret_cast<const Vec<T>*>(weights.data + (team() + C::kRowTeams * r) * C::kWeightStride + b);
     }
 #pragma unroll
     for (int i = 0; i < C::kVec; ++i) {

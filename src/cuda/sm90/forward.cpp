@@ -3,12 +3,12 @@
 #include "cuda/common/runtime.hpp"
 #include "cuda/sm90/decode/decode.hpp"
 #include "cuda/sm90/forward/launch.hpp"
-#include "cuda/sm90/operand_rows.hpp"
-#include "cuda/sm90/parallax/launch.hpp"
+#include "cuda/sm90/given_x/launch.hpp"
 #include "cuda/sm90/plan.hpp"
-#include "cuda/sm90/prepass.hpp"
 #include "cuda/sm90/sm90.hpp"
 #include "cuda/sm90/tensor_map.hpp"
+#include "cuda/tensor/operand_rows.hpp"
+#include "cuda/tensor/prepass.hpp"
 
 namespace lla::cuda::sm90 {
 namespace {
@@ -50,7 +50,7 @@ ForwardParams params_of(const ForwardCall& call, const core::Plan& plan, const W
   out.few_keys_tolerance_squared = static_cast<float>(limits.few_keys_tolerance * limits.few_keys_tolerance);
   out.most_told = most_told(p.tolerance);
   out.max_iterations = std::min(p.max_iterations, kMostIterations);
-  out.part_squared = static_cast<float>(limits.part * limits.part);
+  out.share_squared = static_cast<float>(limits.part * limits.part);
   out.least_squared = static_cast<float>(limits.least * limits.least);
   out.most_steps = static_cast<float>(limits.most_steps);
   out.most_drift = static_cast<float>(limits.most_drift * limits.most_drift);
@@ -79,8 +79,8 @@ PrepassParams prepass_of(const ForwardCall& call, const WorkspaceLayout& at) {
                     reinterpret_cast<uint8_t*>(base + at.value_marks), false};
   out.header = reinterpret_cast<Header*>(base + at.header);
   out.heads = reinterpret_cast<HeadStatistics*>(base + at.head_statistics);
-  out.part_maxima = reinterpret_cast<float*>(base + at.part_maxima);
-  out.part_bounds = reinterpret_cast<float*>(base + at.part_bounds);
+  out.chunk_maxima = reinterpret_cast<float*>(base + at.chunk_maxima);
+  out.chunk_bounds = reinterpret_cast<float*>(base + at.chunk_bounds);
   out.shift = p.given_x() ? nullptr : reinterpret_cast<float*>(base + at.key_shift);
   out.head_count = static_cast<int32_t>((p.packed ? 1 : p.batch) * p.heads_kv);
   out.heads_kv = static_cast<int32_t>(p.heads_kv);
@@ -93,9 +93,9 @@ PrepassParams prepass_of(const ForwardCall& call, const WorkspaceLayout& at) {
 template <int kDim>
 auto given_x_launcher(const ForwardParams& p, bool few) {
   if (p.x.dtype == DType::f32) {
-    return few ? launch_parallax<ParallaxConfig<kDim, true, true>> : launch_parallax<ParallaxConfig<kDim, true>>;
+    return few ? launch_given_x<GivenXConfig<kDim, true, true>> : launch_given_x<GivenXConfig<kDim, true>>;
   }
-  return few ? launch_parallax<ParallaxConfig<kDim, false, true>> : launch_parallax<ParallaxConfig<kDim, false>>;
+  return few ? launch_given_x<GivenXConfig<kDim, false, true>> : launch_given_x<GivenXConfig<kDim, false>>;
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Warpgroup products C (64 x N, fp32 registers) += A (64 x 16k) B (16k x N) on 128-byte-swizzled fp16 tiles.
 //
-// A tile in shared memory is what the copy engine writes with a 128-byte swizzle: columns in groups of 64 (128 bytes),
-// each group `rows` x 128 bytes. Read along its rows it is a K-major operand (Q, P, and K in Q Kᵀ); read across them it
+// A tile in shared memory is what the copy engine writes with a 128-byte swizzle: columns in boxes of 64 (128 bytes),
+// each box `rows` x 128 bytes. Read along its rows it is a K-major operand (Q, P, and K in Q Kᵀ); read across them it
 // is an MN-major B operand (K and V in U K, S V): both from the same bytes.
 #pragma once
 
@@ -114,8 +114,8 @@ __device__ __forceinline__ void product_transposed(float (&c)[kColumns / 2], con
   const detail::Operand left(a, 16), right(b, 16);
 #pragma unroll
   for (int k = 0; k < kDim / 16; ++k) {
-    const int group = k / 4, within = (k % 4) * 2;  // in units of 16 bytes
-    detail::issue_ss<Instruction>(c, left.at(group * (64 * 8) + within), right.at(group * (kColumns * 8) + within),
+    const int box = k / 4, within = (k % 4) * 2;  // in units of 16 bytes
+    detail::issue_ss<Instruction>(c, left.at(box * (64 * 8) + within), right.at(box * (kColumns * 8) + within),
                                   k == 0 && !kAccumulate ? detail::ScaleOut::Zero : detail::ScaleOut::One,
                                   std::make_index_sequence<kColumns / 2>{});
   }

@@ -6,10 +6,10 @@
 #include "core/text.hpp"
 #include "cuda/sm90/backward/workspace.hpp"
 #include "cuda/sm90/decode/decode.hpp"
-#include "cuda/sm90/parallax/config.hpp"
+#include "cuda/sm90/given_x/config.hpp"
 #include "cuda/sm90/sm90.hpp"
 #include "cuda/sm90/solve/config.hpp"
-#include "cuda/sm90/workspace.hpp"
+#include "cuda/tensor/workspace.hpp"
 
 namespace lla::cuda::sm90 {
 namespace {
@@ -35,7 +35,7 @@ int resident_blocks(const Problem& p, const core::Machine& m, int rows) {
 }
 
 int64_t cached_bytes(const Problem& p, const core::Machine& m) {
-  return cached_weights_per_block(p) * resident_blocks(p, m, kGroupRows);
+  return cached_weights_per_block(p) * resident_blocks(p, m, kWarpgroupRows);
 }
 
 // With x given nothing is solved, and no pass repeats another's weights.
@@ -132,7 +132,7 @@ std::string refuse(const Problem& p, const core::Machine& m) {
   if (std::max({p.seqlen_q, p.seqlen_k, p.packed ? p.total_q : 0, p.packed ? p.total_k : 0}) > kLargestLength) {
     return "takes sequences shorter than 2^31 - 256";
   }
-  if (shape_of(p).items(kGroupRows) > std::numeric_limits<int32_t>::max()) return "has too many blocks of queries";
+  if (shape_of(p).items(kWarpgroupRows) > std::numeric_limits<int32_t>::max()) return "has too many blocks of queries";
   const int64_t key_rows = (p.packed ? p.total_k : p.batch * p.seqlen_k) * p.heads_kv;
   if (key_rows > kLargestLength) return "takes up to 2^31 - 256 keys over all heads";
   if (p.operation == core::Operation::backward && p.rows() > kLargestLength)
@@ -148,11 +148,11 @@ core::Plan plan(const Problem& p, const core::Machine& m) {
   core::Plan plan;
   plan.solver = Solver::cg;
   plan.cached_weights = cache_weights(p, m);
-  plan.block_rows = p.given_x() ? kBlockRows : kGroupRows;
+  plan.block_rows = p.given_x() ? kBlockRows : kWarpgroupRows;
   plan.workers = resident_blocks(p, m, static_cast<int>(plan.block_rows));
   const int dim = padded_dim(p.dim, p.value_dim);
   const bool backward = p.operation == core::Operation::backward;
-  plan.block_keys = p.given_x() && !backward ? parallax_tile_keys(dim) : tile_keys(dim);
+  plan.block_keys = p.given_x() && !backward ? given_x_tile_keys(dim) : tile_keys(dim);
   plan.workspace_bytes = static_cast<size_t>(backward ? backward_layout(p, plan.workers, plan.cached_weights).size
                                                       : forward_layout(p, plan).size);
   return plan;

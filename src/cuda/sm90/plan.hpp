@@ -2,8 +2,8 @@
 #pragma once
 
 #include "core/problem.hpp"
-#include "cuda/sm90/schedule.hpp"
-#include "cuda/sm90/workspace.hpp"
+#include "cuda/tensor/schedule.hpp"
+#include "cuda/tensor/workspace.hpp"
 #include "plan/implementation.hpp"
 
 namespace lla::cuda::sm90 {
@@ -17,7 +17,7 @@ struct SolveLimits {
   double tolerance;             // of the residual
   double few_keys_tolerance;    // where rows see few keys
   int32_t few_keys_iterations;  // and at least so many there
-  int32_t split_passes;         // backward: passes over the keys with U in two parts, there
+  int32_t two_part_passes;      // backward: passes over the keys with U in two parts, there
   double part, least;           // core::StopRule
   double sum_error = 0;         // forward: that Σ U / ω may have without the mean value
   // Forward: sizes of the steps' U, against the solution's and by what its rounding does to the residual, above which

@@ -15,9 +15,9 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
 // compute-sanitizer's racecheck follows an arrival for the arriving thread only, not for those it has synchronised with
 // before; for that tool there is a build (LLA_RACECHECK) in which every thread arrives for itself.
 #ifdef LLA_RACECHECK
-inline constexpr int kWarpArrivals = 32, kGroupArrivals = 128;
+inline constexpr int kWarpArrivals = 32, kWarpgroupArrivals = 128;
 #else
-inline constexpr int kWarpArrivals = 1, kGroupArrivals = 1;
+inline constexpr int kWarpArrivals = 1, kWarpgroupArrivals = 1;
 #endif
 
 // One phase of an mbarrier ends when `count` arrivals and all announced bytes are in. Waiters name the phase's parity.
@@ -46,9 +46,9 @@ struct Barrier {
         "r"(static_cast<uint32_t>(chosen))
         : "memory");
   }
-  // By all threads of a warpgroup: kGroupArrivals.
-  __device__ __forceinline__ void arrive_for_group() {
-    if (threadIdx.x % (128 / kGroupArrivals) == 0) arrive();
+  // By all threads of a warpgroup: kWarpgroupArrivals.
+  __device__ __forceinline__ void arrive_for_warpgroup() {
+    if (threadIdx.x % (128 / kWarpgroupArrivals) == 0) arrive();
   }
   __device__ __forceinline__ void arrive_expecting(uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&word)), "r"(bytes)

@@ -1,17 +1,17 @@
-// The rings between copying threads and multiplying warpgroups: of key and value tiles, and of cached weights.
+// The rings between producers and consumer warpgroups: of key and value tiles, and of cached weights.
 //
 // Both sides go through a ring in the same order, so what comes next needs no name: a slot is a stage and the parity of
 // its phase. Passes of the solve begin with K0 K1, and so does the output pass after them (K0 K1 V0 K2 V1 ... V(n-1)):
 // the producer may fetch these two before it knows whether the solve goes on.
 #pragma once
 
-#include "cuda/sm90/live_tiles.hpp"
 #include "cuda/sm90/ptx.cuh"
-#include "cuda/sm90/schedule.hpp"
+#include "cuda/tensor/live_tiles.hpp"
+#include "cuda/tensor/schedule.hpp"
 
 namespace lla::cuda::sm90 {
 
-inline constexpr int kGroupWarps = 4, kConsumerWarps = 8;
+inline constexpr int kWarpgroupWarps = 4, kConsumerWarps = 8;
 inline constexpr int kTilesAhead = 2;  // K0 K1
 
 template <int kStages, int kReaders = kConsumerWarps>

@@ -7,16 +7,16 @@
 
 #include "cuda/common/runtime.hpp"
 #include "cuda/sm90/backward/key_pass.hpp"
-#include "cuda/sm90/backward/operands.hpp"
 #include "cuda/sm90/backward/row_pass.hpp"
 #include "cuda/sm90/backward/solve.hpp"
 #include "cuda/sm90/backward/workspace.hpp"
-#include "cuda/sm90/operand_rows.hpp"
 #include "cuda/sm90/plan.hpp"
-#include "cuda/sm90/prepass.hpp"
 #include "cuda/sm90/sm90.hpp"
 #include "cuda/sm90/solve/config.hpp"
 #include "cuda/sm90/tensor_map.hpp"
+#include "cuda/tensor/backward/operands.hpp"
+#include "cuda/tensor/operand_rows.hpp"
+#include "cuda/tensor/prepass.hpp"
 
 namespace lla::cuda::sm90 {
 namespace {
@@ -28,7 +28,7 @@ Rows saved_rows(const core::Problem& p, const float* section, int64_t width) {
 }
 
 // One call's pointers and sizes, then its launches in order.
-struct Run {
+struct BackwardLaunch {
   const core::BackwardCall& call;
   const core::Plan& plan;
   const core::Problem& p = call.problem;
@@ -59,8 +59,8 @@ struct Run {
                          at<uint8_t>(layout.forward.value_marks), false};
     params.header = at<Header>(layout.forward.header);
     params.heads = at<HeadStatistics>(layout.forward.head_statistics);
-    params.part_maxima = at<float>(layout.forward.part_maxima);
-    params.part_bounds = at<float>(layout.forward.part_bounds);
+    params.chunk_maxima = at<float>(layout.forward.chunk_maxima);
+    params.chunk_bounds = at<float>(layout.forward.chunk_bounds);
     params.shift = p.given_x() ? nullptr : at<float>(layout.forward.key_shift);
     params.head_count = static_cast<int32_t>(key_heads());
     params.heads_kv = static_cast<int32_t>(p.heads_kv);
@@ -104,8 +104,8 @@ struct Run {
     params.few_keys_tolerance_squared = static_cast<float>(limits.few_keys_tolerance * limits.few_keys_tolerance);
     params.most_told = most_told(p.tolerance);
     params.few_keys_iterations = limits.few_keys_iterations;
-    params.split_passes = limits.split_passes;
-    params.part_squared = static_cast<float>(limits.part * limits.part);
+    params.two_part_passes = limits.two_part_passes;
+    params.share_squared = static_cast<float>(limits.part * limits.part);
     params.least_squared = static_cast<float>(limits.least * limits.least);
     params.max_iterations = std::min(p.max_iterations, kMostIterations);
     params.header = at<Header>(layout.forward.header);
@@ -239,7 +239,7 @@ Status backward(const core::BackwardCall& call, const core::Plan& plan) {
   const DeviceGuard guard(call.problem.device_index);
   if (!guard.status()) return guard.status();
   LLA_RETURN_IF_ERROR(check_pointers(call));
-  return Run{call, plan}.all();
+  return BackwardLaunch{call, plan}.all();
 }
 
 }  // namespace lla::cuda::sm90

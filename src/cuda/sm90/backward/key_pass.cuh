@@ -9,9 +9,9 @@
 #include "cuda/common/launch.cuh"
 #include "cuda/sm90/backward/key_pass.hpp"
 #include "cuda/sm90/backward/pass_block.cuh"
-#include "cuda/sm90/backward/store.cuh"
 #include "cuda/sm90/bulk.cuh"
 #include "cuda/sm90/mma.cuh"
+#include "cuda/tensor/backward/store.cuh"
 
 namespace lla::cuda::sm90 {
 
@@ -33,8 +33,8 @@ struct KeyPass {
   static constexpr int kXLow = 0, kYLow = 1, kQ = 0, kXHigh = 1, kG = 2, kYHigh = 3;
 
   struct Shared {
-    alignas(1024) __half keys[kPassGroups][kTile];
-    alignas(1024) __half values[kPassGroups][kTile];
+    alignas(1024) __half keys[kPassWarpgroups][kTile];
+    alignas(1024) __half values[kPassWarpgroups][kTile];
     alignas(1024) __half slots[kSlots][kTile];
     alignas(128) RowConstants rows[kRowBuffers][kQueryTile];
     int next_low[kRowBuffers];  // whether the step after the constants' has low parts
@@ -49,24 +49,24 @@ struct KeyBlock {
   int32_t length_q, length_k, start_q, start_k;
   int32_t first_query, end_query;
 
-  __device__ __forceinline__ KeyBlock(const KeyPassParams& p, int64_t item) {
+  __device__ __forceinline__ KeyBlock(const KeyPassParams& params, int64_t item) {
     // Heads in bundles that fit the cache together; in a bundle, the first keys (seen by most under a causal mask)
     // first.
-    const Shape& s = p.shape;
+    const Shape& s = params.shape;
     const int32_t blocks = (s.seqlen_k + kKeyBlock - 1) / kKeyBlock;
-    const int32_t heads = s.batch * p.heads_kv;
-    const int64_t per_bundle = int64_t{p.heads_together} * blocks;
+    const int32_t heads = s.batch * params.heads_kv;
+    const int64_t per_bundle = int64_t{params.heads_together} * blocks;
     const int32_t bundle = static_cast<int32_t>(item / per_bundle);
     const int32_t within = static_cast<int32_t>(item - bundle * per_bundle);
-    const int32_t in_bundle = min(p.heads_together, heads - bundle * p.heads_together);
-    const int32_t pair = bundle * p.heads_together + within % in_bundle;
+    const int32_t in_bundle = min(params.heads_together, heads - bundle * params.heads_together);
+    const int32_t pair = bundle * params.heads_together + within % in_bundle;
     first_key = within / in_bundle * kKeyBlock;
-    batch = pair / p.heads_kv;
-    head = pair % p.heads_kv;
-    start_q = s.packed ? p.cu_q[batch] : 0;
-    start_k = s.packed ? p.cu_k[batch] : 0;
-    length_q = s.packed ? p.cu_q[batch + 1] - start_q : s.seqlen_q;
-    length_k = s.packed ? p.cu_k[batch + 1] - start_k : s.seqlen_k;
+    batch = pair / params.heads_kv;
+    head = pair % params.heads_kv;
+    start_q = s.packed ? params.cu_q[batch] : 0;
+    start_k = s.packed ? params.cu_k[batch] : 0;
+    length_q = s.packed ? params.cu_q[batch + 1] - start_q : s.seqlen_q;
+    length_k = s.packed ? params.cu_k[batch + 1] - start_k : s.seqlen_k;
     const int64_t offset = int64_t{length_k} - length_q;
     const int64_t last_key = min(first_key + kKeyBlock, length_k) - 1;
     const int64_t from = s.right < 0 ? 0 : first_key - offset - s.right;
@@ -80,52 +80,52 @@ struct KeyBlock {
     return end_query > first_query ? (end_query - first_query + kQueryTile - 1) / kQueryTile : 0;
   }
   // Index of the (batch, head) in everything kept per head.
-  __device__ __forceinline__ int32_t statistics(const KeyPassParams& p) const {
-    return p.shape.packed ? head : batch * p.heads_kv + head;
+  __device__ __forceinline__ int32_t copy_index(const KeyPassParams& params) const {
+    return params.shape.packed ? head : batch * params.heads_kv + head;
   }
-  __device__ __forceinline__ int64_t key_row(const KeyPassParams& p) const {
-    return p.shape.packed ? int64_t{head} * p.shape.total_k + start_k + first_key
-                          : (int64_t{batch} * p.heads_kv + head) * p.shape.seqlen_k + first_key;
+  __device__ __forceinline__ int64_t key_row(const KeyPassParams& params) const {
+    return params.shape.packed ? int64_t{head} * params.shape.total_k + start_k + first_key
+                               : (int64_t{batch} * params.heads_kv + head) * params.shape.seqlen_k + first_key;
   }
   // Whether a step has low parts.
-  __device__ __forceinline__ bool low(const KeyPassParams& p, int32_t member, int32_t step) const {
-    return p.low[operand_block(p.shape, batch, head * p.shape.group + member, first_query) + step] != 0;
+  __device__ __forceinline__ bool low(const KeyPassParams& params, int32_t member, int32_t step) const {
+    return params.low[operand_block(params.shape, batch, head * params.shape.group + member, first_query) + step] != 0;
   }
-  __device__ __forceinline__ int64_t query_row(const KeyPassParams& p, int32_t query_head, int32_t query) const {
-    return p.shape.packed ? int64_t{query_head} * p.shape.total_q + start_q + query
-                          : (int64_t{batch} * p.shape.heads_q + query_head) * p.shape.seqlen_q + query;
+  __device__ __forceinline__ int64_t query_row(const KeyPassParams& params, int32_t query_head, int32_t query) const {
+    return params.shape.packed ? int64_t{query_head} * params.shape.total_q + start_q + query
+                               : (int64_t{batch} * params.shape.heads_q + query_head) * params.shape.seqlen_q + query;
   }
 };
 
 template <class Config>
-__device__ __forceinline__ void key_pass_producer(const KeyPassParams& p, typename Config::Shared& shared,
+__device__ __forceinline__ void key_pass_producer(const KeyPassParams& params, typename Config::Shared& shared,
                                                   const KeyBlock& block) {
   shared.barriers.resident.arrive_expecting(4 * Config::kTileBytes);
-  const int64_t key_row = block.key_row(p);
+  const int64_t key_row = block.key_row(params);
 #pragma unroll
-  for (int g = 0; g < kPassGroups; ++g) {
-    load_tile<Config::kDim>(shared.keys[g], &p.keys, key_row + g * 64, shared.barriers.resident);
-    load_tile<Config::kDim>(shared.values[g], &p.values, key_row + g * 64, shared.barriers.resident);
+  for (int g = 0; g < kPassWarpgroups; ++g) {
+    load_tile<Config::kDim>(shared.keys[g], &params.keys, key_row + g * 64, shared.barriers.resident);
+    load_tile<Config::kDim>(shared.values[g], &params.values, key_row + g * 64, shared.barriers.resident);
   }
   RingPosition<Config::kSlots> at;
   const int32_t steps = block.steps();
   int buffer = 0;
-  bool low = steps > 0 && block.low(p, 0, 0);
-  for (int32_t member = 0; member < p.shape.group; ++member) {
-    const int64_t row0 = block.query_row(p, block.head * p.shape.group + member, block.first_query);
+  bool low = steps > 0 && block.low(params, 0, 0);
+  for (int32_t member = 0; member < params.shape.group; ++member) {
+    const int64_t row0 = block.query_row(params, block.head * params.shape.group + member, block.first_query);
     for (int32_t step = 0; step < steps; ++step) {
       const int64_t row = row0 + int64_t{step} * kQueryTile;
       const bool last = step + 1 == steps;
-      const bool next_low = !last                        ? block.low(p, member, step + 1)
-                            : member + 1 < p.shape.group ? block.low(p, member + 1, 0)
-                                                         : false;
+      const bool next_low = !last                             ? block.low(params, member, step + 1)
+                            : member + 1 < params.shape.group ? block.low(params, member + 1, 0)
+                                                              : false;
       const auto bring = [&](int operand, bool constants) {
         shared.barriers.empty[at.slot].wait(at.phase ^ 1);
         Barrier& full = shared.barriers.full[at.slot];
         if (constants) shared.next_low[buffer] = next_low;
         full.arrive_expecting(Config::kTileBytes + (constants ? kQueryTile * sizeof(RowConstants) : 0));
-        load_tile<Config::kDim>(shared.slots[at.slot], &p.queries[operand], row, full);
-        if (constants) load_bytes(shared.rows[buffer], p.rows + row, kQueryTile * sizeof(RowConstants), full);
+        load_tile<Config::kDim>(shared.slots[at.slot], &params.queries[operand], row, full);
+        if (constants) load_bytes(shared.rows[buffer], params.rows + row, kQueryTile * sizeof(RowConstants), full);
         at.advance(1);
       };
       if (low) {
@@ -216,10 +216,10 @@ __device__ __forceinline__ void key_pass_elements(uint32_t (&pa)[4], uint32_t (&
         const float weight = c == 0 ? pair.x : pair.y;
         const float a1 = fmaf(e[4 * j + 2 * h + c], tail.x, head.x);
         const float b1 = fmaf(b[4 * j + 2 * h + c], tail.x, head.y);
-        const float p = weight * head.z;
+        const float normalized = weight * head.z;
         const bool visible = !kMasked || mask(8 * h, 8 * j + c);
-        out_a[h][c] = visible ? p * a1 : 0.f;
-        out_b[h][c] = visible ? p * b1 : 0.f;
+        out_a[h][c] = visible ? normalized * a1 : 0.f;
+        out_b[h][c] = visible ? normalized * b1 : 0.f;
         out_s[h][c] = visible ? weight * tail.y * fmaf(a1, b1, head.w) : 0.f;
       }
     }
@@ -259,31 +259,31 @@ __device__ __forceinline__ void key_pass_step(float (&dk)[Config::kDim / 2], flo
 }
 
 template <class Config>
-__device__ __forceinline__ void key_pass_consumer(const KeyPassParams& p, typename Config::Shared& shared,
-                                                  const KeyBlock& block, int group) {
+__device__ __forceinline__ void key_pass_consumer(const KeyPassParams& params, typename Config::Shared& shared,
+                                                  const KeyBlock& block, int warpgroup) {
   constexpr int kDim = Config::kDim;
-  const Lane lane(threadIdx.x % kWarpgroup);
-  const __half* keys = shared.keys[group];
-  const __half* values = shared.values[group];
+  const Lane lane(threadIdx.x % kWarpgroupThreads);
+  const __half* keys = shared.keys[warpgroup];
+  const __half* values = shared.values[warpgroup];
   float dk[kDim / 2], dv[kDim / 2];
 #pragma unroll
   for (int i = 0; i < kDim / 2; ++i) dk[i] = dv[i] = 0;
 
   const int32_t steps = uniform(block.steps());
-  const int32_t first_key = uniform(block.first_key) + group * 64;
+  const int32_t first_key = uniform(block.first_key) + warpgroup * 64;
   const int32_t offset = block.length_k - block.length_q;
   KeyPassMask mask;
-  mask.low = p.shape.left < 0 ? INT32_MIN : offset - p.shape.left;
-  mask.high = p.shape.right < 0 ? INT32_MAX : offset + p.shape.right;
+  mask.low = params.shape.left < 0 ? INT32_MIN : offset - params.shape.left;
+  mask.high = params.shape.right < 0 ? INT32_MAX : offset + params.shape.right;
   mask.key = first_key + lane.row;
   mask.end_query = block.length_q;
   mask.end_key = block.length_k;
 
   shared.barriers.resident.wait(0);
   RingPosition<Config::kSlots> at;
-  const int32_t total = steps * p.shape.group;
+  const int32_t total = steps * params.shape.group;
   int32_t step_in_head = 0, buffer = 0;
-  bool next_low = uniform(total > 0 && block.low(p, 0, 0)) != 0;
+  bool next_low = uniform(total > 0 && block.low(params, 0, 0)) != 0;
   for (int32_t step = 0; step < total; ++step) {
     const int32_t first_query = block.first_query + step_in_head * kQueryTile;
     const bool low = next_low;
@@ -378,27 +378,28 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& p, typena
 
   // Without a query nobody has written the exponents.
   const int2 exponents =
-      total > 0 ? reinterpret_cast<const int2*>(p.head_exponents)[block.statistics(p)] : make_int2(0, 0);
+      total > 0 ? reinterpret_cast<const int2*>(params.head_exponents)[block.copy_index(params)] : make_int2(0, 0);
   const PowerOfTwo of_dk(exponents.x), of_dv(exponents.y);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int32_t key = first_key + lane.row + 8 * h;
     if (key >= block.length_k) continue;
-    store_row<kDim>(p.dk, block.batch, block.start_k + key, block.head, p.dim, lane.column, dk, h, of_dk);
-    store_row<kDim>(p.dv, block.batch, block.start_k + key, block.head, p.value_dim, lane.column, dv, h, of_dv);
+    store_row<kDim>(params.dk, block.batch, block.start_k + key, block.head, params.dim, lane.column, dk, h, of_dk);
+    store_row<kDim>(params.dv, block.batch, block.start_k + key, block.head, params.value_dim, lane.column, dv, h,
+                    of_dv);
   }
 }
 
 template <int kDim, bool kSolve>
-__global__ void __launch_bounds__(kPassThreads, 1) key_pass_kernel(const __grid_constant__ KeyPassParams p) {
+__global__ void __launch_bounds__(kPassThreads, 1) key_pass_kernel(const __grid_constant__ KeyPassParams params) {
   using Config = KeyPass<kDim, kSolve>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Config::Shared*>(memory);
-  const KeyBlock block(p, blockIdx.x);
+  const KeyBlock block(params, blockIdx.x);
   if (block.empty()) return;
   run_pass_block(
-      shared.barriers, [&] { key_pass_producer<Config>(p, shared, block); },
-      [&](int group) { key_pass_consumer<Config>(p, shared, block, group); });
+      shared.barriers, [&] { key_pass_producer<Config>(params, shared, block); },
+      [&](int warpgroup) { key_pass_consumer<Config>(params, shared, block, warpgroup); });
 }
 
 template <int kDim, bool kSolve>

@@ -1,17 +1,17 @@
-// What the blocks of the row and the key pass have in common: a thread that copies, two warpgroups that multiply,
+// What the blocks of the row and the key pass have in common: a producer thread, two consumer warpgroups,
 // operands that stay and a ring of slots, one tile of 64 rows each.
 #pragma once
 
-#include "cuda/sm90/backward/records.hpp"
-#include "cuda/sm90/fragment.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/tiles.cuh"
+#include "cuda/tensor/backward/records.hpp"
+#include "cuda/tensor/fragment.cuh"
 
 namespace lla::cuda::sm90 {
 
-inline constexpr int kPassGroups = 2;  // multiplying warpgroups
-inline constexpr int kPassThreads = (kPassGroups + 1) * kWarpgroup;
-inline constexpr int kPassGroupBarrier = 1;  // a named barrier; + warpgroup: its 128 threads
+inline constexpr int kPassWarpgroups = 2;  // consumer warpgroups
+inline constexpr int kPassThreads = (kPassWarpgroups + 1) * kWarpgroupThreads;
+inline constexpr int kWarpgroupBarrier = 1;  // a named barrier; + warpgroup: its 128 threads
 inline constexpr int kPassProducerRegisters = 24, kPassConsumerRegisters = 240;
 
 template <int kSlots>
@@ -24,7 +24,7 @@ struct PassBarriers {
     resident.init(1);
     for (int i = 0; i < kSlots; ++i) {
       full[i].init(1);
-      empty[i].init(kPassGroups * kGroupWarps * kWarpArrivals);
+      empty[i].init(kPassWarpgroups * kWarpgroupWarps * kWarpArrivals);
     }
     barrier_init_fence();
   }
@@ -53,13 +53,13 @@ __device__ __forceinline__ void load_tile(__half* to, const CUtensorMap* map, in
   for (int c = 0; c < kDim / 64; ++c) load_box(to + c * (64 * 64), map, c * 64, static_cast<int>(row), barrier);
 }
 
-// All threads of a block: `copy` in one of them, `multiply(group)` in the warpgroups.
+// All threads of a block: `copy` in one of them, `multiply(warpgroup)` in the warpgroups.
 template <int kSlots, class Copy, class Multiply>
 __device__ __forceinline__ void run_pass_block(PassBarriers<kSlots>& barriers, const Copy& copy,
                                                const Multiply& multiply) {
   if (threadIdx.x == 0) barriers.init();
   __syncthreads();
-  const int warpgroup = uniform(threadIdx.x / kWarpgroup);
+  const int warpgroup = uniform(threadIdx.x / kWarpgroupThreads);
   if (warpgroup == 0) {
     give_registers<kPassProducerRegisters>();
     if (threadIdx.x == 0) copy();

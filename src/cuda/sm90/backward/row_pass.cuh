@@ -6,13 +6,13 @@
 #pragma once
 
 #include "cuda/common/launch.cuh"
-#include "cuda/sm90/backward/exponents.hpp"
 #include "cuda/sm90/backward/pass_block.cuh"
 #include "cuda/sm90/backward/row_pass.hpp"
 #include "cuda/sm90/mma.cuh"
-#include "cuda/sm90/rows.cuh"
-#include "cuda/sm90/rows_io.cuh"
-#include "cuda/sm90/scale.hpp"
+#include "cuda/tensor/backward/exponents.hpp"
+#include "cuda/tensor/rows.cuh"
+#include "cuda/tensor/rows_io.cuh"
+#include "cuda/tensor/scale.hpp"
 
 namespace lla::cuda::sm90 {
 
@@ -42,55 +42,56 @@ struct RowPass {
   static constexpr int kLow = kSolve ? 2 : 1;  // how many of them are
 
   struct Shared {
-    alignas(1024) __half resident[kPassGroups][kResident][kTile];
+    alignas(1024) __half resident[kPassWarpgroups][kResident][kTile];
     alignas(1024) __half slots[kSlots][kTile];
     PassBarriers<kSlots> barriers;
   };
 };
 
 struct RowBlock {
-  Block block;
+  QueryBlock block;
   KeyRange keys;
   TileRange tiles;
   int64_t query_row, key_row;  // of the first query, and of the sequence's first key
-  int32_t statistics;          // index of everything kept per key head
+  int32_t copy_index;          // index of everything kept per key head
 
-  __device__ __forceinline__ RowBlock(const RowPassParams& p, int64_t item) {
-    block = block_of_item(p.shape, p.cu_q, p.cu_k, item);
-    keys = visible_keys(p.shape, block, block.first_row, kBlockRows);
+  __device__ __forceinline__ RowBlock(const RowPassParams& params, int64_t item) {
+    block = block_of_item(params.shape, params.cu_q, params.cu_k, item);
+    keys = visible_keys(params.shape, block, block.first_row, kBlockRows);
     tiles = tiles_of(keys, 64);
-    const int32_t key_head = block.head / p.shape.group;
-    query_row = p.shape.packed
-                    ? int64_t{block.head} * p.shape.total_q + block.start_q + block.first_row
-                    : (int64_t{block.batch} * p.shape.heads_q + block.head) * p.shape.seqlen_q + block.first_row;
-    key_row = p.shape.packed ? int64_t{key_head} * p.shape.total_k + block.start_k
-                             : (int64_t{block.batch} * p.heads_kv + key_head) * p.shape.seqlen_k;
-    statistics = p.shape.packed ? key_head : block.batch * p.heads_kv + key_head;
+    const int32_t kv_head = block.head / params.shape.group;
+    query_row =
+        params.shape.packed
+            ? int64_t{block.head} * params.shape.total_q + block.start_q + block.first_row
+            : (int64_t{block.batch} * params.shape.heads_q + block.head) * params.shape.seqlen_q + block.first_row;
+    key_row = params.shape.packed ? int64_t{kv_head} * params.shape.total_k + block.start_k
+                                  : (int64_t{block.batch} * params.heads_kv + kv_head) * params.shape.seqlen_k;
+    copy_index = params.shape.packed ? kv_head : block.batch * params.heads_kv + kv_head;
   }
   // Whether a warpgroup's rows have low parts; those that are not there have none.
-  __device__ __forceinline__ bool low(const RowPassParams& p, int group) const {
-    const int32_t row = block.first_row + group * kOperandRows;
-    return row < block.length_q && p.low[operand_block(p.shape, block.batch, block.head, row)] != 0;
+  __device__ __forceinline__ bool low(const RowPassParams& params, int warpgroup) const {
+    const int32_t row = block.first_row + warpgroup * kOperandRows;
+    return row < block.length_q && params.low[operand_block(params.shape, block.batch, block.head, row)] != 0;
   }
 };
 
 template <class Config>
-__device__ __forceinline__ void row_pass_producer(const RowPassParams& p, typename Config::Shared& shared,
+__device__ __forceinline__ void row_pass_producer(const RowPassParams& params, typename Config::Shared& shared,
                                                   const RowBlock& b) {
-  bool low[kPassGroups];
-  int tiles = kPassGroups * Config::kResident;
+  bool low[kPassWarpgroups];
+  int tiles = kPassWarpgroups * Config::kResident;
 #pragma unroll
-  for (int g = 0; g < kPassGroups; ++g) {
-    low[g] = b.low(p, g);
+  for (int g = 0; g < kPassWarpgroups; ++g) {
+    low[g] = b.low(params, g);
     if (!low[g]) tiles -= Config::kLow;
   }
   shared.barriers.resident.arrive_expecting(tiles * Config::kTileBytes);
 #pragma unroll
-  for (int g = 0; g < kPassGroups; ++g) {
+  for (int g = 0; g < kPassWarpgroups; ++g) {
 #pragma unroll
     for (int i = 0; i < Config::kResident; ++i) {
       if (Config::is_low(i) && !low[g]) continue;
-      load_tile<Config::kDim>(shared.resident[g][i], &p.queries[Config::operand(i)], b.query_row + g * 64,
+      load_tile<Config::kDim>(shared.resident[g][i], &params.queries[Config::operand(i)], b.query_row + g * 64,
                               shared.barriers.resident);
     }
   }
@@ -100,7 +101,7 @@ __device__ __forceinline__ void row_pass_producer(const RowPassParams& p, typena
     for (int i = 0; i < 2; ++i) {
       shared.barriers.empty[at.slot].wait(at.phase ^ 1);
       shared.barriers.full[at.slot].arrive_expecting(Config::kTileBytes);
-      load_tile<Config::kDim>(shared.slots[at.slot], i == 0 ? &p.keys : &p.values, b.key_row + tile * 64,
+      load_tile<Config::kDim>(shared.slots[at.slot], i == 0 ? &params.keys : &params.values, b.key_row + tile * 64,
                               shared.barriers.full[at.slot]);
       at.advance(1);
     }
@@ -195,12 +196,12 @@ __device__ __forceinline__ void move_mean(RowConstants& to, float b0, float exce
 }
 
 template <class Config>
-__device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typename Config::Shared& shared,
-                                                  const RowBlock& rb, int group) {
+__device__ __forceinline__ void row_pass_consumer(const RowPassParams& params, typename Config::Shared& shared,
+                                                  const RowBlock& rb, int warpgroup) {
   constexpr int kDim = Config::kDim;
-  const Lane lane(threadIdx.x % kWarpgroup);
-  const int32_t first_row = rb.block.first_row + group * 64;
-  const int64_t saved_row = rb.query_row + group * 64 + lane.row;
+  const Lane lane(threadIdx.x % kWarpgroupThreads);
+  const int32_t first_row = rb.block.first_row + warpgroup * 64;
+  const int64_t saved_row = rb.query_row + warpgroup * 64 + lane.row;
 
   RowPair row;
 #pragma unroll
@@ -209,11 +210,12 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
     RowConstants c{};
     KeyRange range{0, 0};
     if (position < rb.block.length_q) {
-      c = p.rows[saved_row + 8 * h];
-      range = visible_keys(p.shape, rb.block, position);
+      c = params.rows[saved_row + 8 * h];
+      range = visible_keys(params.shape, rb.block, position);
     }
     float factor = 1.f;
-    if constexpr (Config::kSolve) factor = position < rb.block.length_q ? 0.5f * p.units[saved_row + 8 * h].lift : 1.f;
+    if constexpr (Config::kSolve)
+      factor = position < rb.block.length_q ? 0.5f * params.units[saved_row + 8 * h].lift : 1.f;
     row.logit[h] = c.logit, row.shift[h] = c.shift;
     row.edge_a[h] = factor * c.edge, row.edge_b[h] = c.edge;
     row.a0[h] = factor * c.a0, row.b0[h] = c.b0, row.minus_c[h] = factor * c.minus_c;
@@ -227,7 +229,7 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int64_t r = min(saved_row + 8 * (i & 1), last);
-        q[4 * k + i] = *reinterpret_cast<const uint32_t*>(p.q + r * kDim + 16 * k + 8 * (i >> 1) + lane.column);
+        q[4 * k + i] = *reinterpret_cast<const uint32_t*>(params.q + r * kDim + 16 * k + 8 * (i >> 1) + lane.column);
       }
     }
   }
@@ -236,14 +238,14 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
   for (float& v : target) v = 0;
   for (float& v : dq) v = 0;
   float sum_t[2] = {0, 0}, sum_q[2] = {0, 0}, sum_a[2] = {0, 0}, sum_b[2] = {0, 0};
-  const KeyRange common = common_keys(p.shape, rb.block, first_row, 64);
+  const KeyRange common = common_keys(params.shape, rb.block, first_row, 64);
   const bool all_rows = first_row + 64 <= rb.block.length_q;
-  TileRange own = uniform(tiles_of(visible_keys(p.shape, rb.block, first_row, 64), 64));
+  TileRange own = uniform(tiles_of(visible_keys(params.shape, rb.block, first_row, 64), 64));
   if (own.count() <= 0) own = {rb.tiles.begin, rb.tiles.begin};
-  const bool low = uniform(rb.low(p, group)) != 0;
+  const bool low = uniform(rb.low(params, warpgroup)) != 0;
 
   shared.barriers.resident.wait(0);
-  const auto operand = [&](int place) { return shared.resident[group][place]; };
+  const auto operand = [&](int place) { return shared.resident[warpgroup][place]; };
   RingPosition<Config::kSlots> at;
   const auto pass_by = [&](int tiles) {  // seen by the other warpgroup only
     for (int i = 0; i < 2 * tiles; ++i) {
@@ -335,20 +337,20 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
   float inverse[2], scale_q[2], down[2];  // down: what undoes the halving and lifting
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    units[h] = p.units[at_row[h]];
-    inverse[h] = p.rows[at_row[h]].inverse * 0x1p-15f;
+    units[h] = params.units[at_row[h]];
+    inverse[h] = params.rows[at_row[h]].inverse * 0x1p-15f;
     sum_t[h] = quad_sum(sum_t[h]), sum_q[h] = quad_sum(sum_q[h]), sum_b[h] = quad_sum(sum_b[h]);
     if constexpr (Config::kSolve) sum_a[h] = quad_sum(sum_a[h]);
     down[h] = Config::kSolve ? 2.f * inverse_power_of_two(units[h].lift) : 1.f;
     scale_q[h] = units[h].scale * inverse[h] * down[h];
   }
-  const float key_scale = 1.f / power_of_two_scale(__uint_as_float(p.heads[rb.statistics].largest_key));
-  const bool shifted = p.heads[rb.statistics].marked & kShifted;
+  const float key_scale = 1.f / power_of_two_scale(__uint_as_float(params.heads[rb.copy_index].largest_key));
+  const bool shifted = params.heads[rb.copy_index].marked & kShifted;
   // For the key pass, whose sums cannot see it: what rounding left of the sums of P b and dS over the keys, both zero.
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     if (lane.column != 0 || !own_rows.exists[h]) continue;
-    RowConstants& to = p.rows[at_row[h]];
+    RowConstants& to = params.rows[at_row[h]];
     const float excess = sum_b[h] * inverse[h];  // of P b'; moves b' ...
     const float c = excess * units[h].one;       // ... and so c', by the sum of P a' times it
     if constexpr (Config::kSolve) {
@@ -364,21 +366,21 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
     }
   }
   // Half of the columns at a time: all their reads are under way at once, and the registers are there.
-  const float* const means[2] = {p.mean_k + at_row[0] * p.dim, p.mean_k + at_row[1] * p.dim};
-  const float* const solved[2] = {p.y + at_row[0] * kDim, p.y + at_row[1] * kDim};
+  const float* const means[2] = {params.mean_k + at_row[0] * params.dim, params.mean_k + at_row[1] * params.dim};
+  const float* const solved[2] = {params.y + at_row[0] * kDim, params.y + at_row[1] * kDim};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float mean[kDim / 4], y[Config::kSolve ? kDim / 4 : 1];
-    load_half_rows<kDim>(mean, means, half, p.dim, lane.column);
+    load_half_rows<kDim>(mean, means, half, params.dim, lane.column);
     if (Config::kSolve && shifted) {
 #pragma unroll
       for (int i = 0; i < kDim / 8; ++i) {
         const int at = half * (kDim / 2) + 8 * (i / 2) + lane.column;
-        const float2 c = __ldg(reinterpret_cast<const float2*>(p.key_shift + int64_t{rb.statistics} * kDim + at));
+        const float2 c = __ldg(reinterpret_cast<const float2*>(params.key_shift + int64_t{rb.copy_index} * kDim + at));
         mean[2 * i] -= c.x, mean[2 * i + 1] -= c.y;
       }
     }
-    if constexpr (Config::kSolve) load_half_rows<kDim>(y, solved, half, p.dim, lane.column);
+    if constexpr (Config::kSolve) load_half_rows<kDim>(y, solved, half, params.dim, lane.column);
     if constexpr (Config::kTarget) centre_half<kDim>(target, mean, half, sum_t, key_scale, inverse);
     centre_half<kDim>(dq, mean, half, sum_q, key_scale, scale_q);
     if constexpr (Config::kSolve) {
@@ -395,25 +397,25 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& p, typena
 #pragma unroll
     for (int e = 0; e < kDim / 2; ++e) target[e] = of_dx[row_of(e)] * target[e];
   }
-  const int own_group = thread_read_again() / kWarpgroup - 1;
-  named_sync(kPassGroupBarrier + own_group, kWarpgroup);  // the operands have been read by all
-  __half* const stage = shared.resident[own_group][0];
+  const int own_warpgroup = thread_read_again() / kWarpgroupThreads - 1;
+  named_sync(kWarpgroupBarrier + own_warpgroup, kWarpgroupThreads);  // the operands have been read by all
+  __half* const stage = shared.resident[own_warpgroup][0];
   if constexpr (Config::kTarget) {
-    if (p.dx.data != nullptr) store_output<kDim>(p.dx, target, p.dim, rb.block, first_row, lane, stage);
+    if (params.dx.data != nullptr) store_output<kDim>(params.dx, target, params.dim, rb.block, first_row, lane, stage);
   }
-  if (p.dq.data != nullptr) store_output<kDim>(p.dq, dq, p.dim, rb.block, first_row, lane, stage);
+  if (params.dq.data != nullptr) store_output<kDim>(params.dq, dq, params.dim, rb.block, first_row, lane, stage);
 }
 
 template <int kDim, bool kSolve>
-__global__ void __launch_bounds__(kPassThreads, 1) row_pass_kernel(const __grid_constant__ RowPassParams p) {
+__global__ void __launch_bounds__(kPassThreads, 1) row_pass_kernel(const __grid_constant__ RowPassParams params) {
   using Config = RowPass<kDim, kSolve>;
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Config::Shared*>(memory);
-  const RowBlock block(p, blockIdx.x);
+  const RowBlock block(params, blockIdx.x);
   if (block.block.empty()) return;
   run_pass_block(
-      shared.barriers, [&] { row_pass_producer<Config>(p, shared, block); },
-      [&](int group) { row_pass_consumer<Config>(p, shared, block, group); });
+      shared.barriers, [&] { row_pass_producer<Config>(params, shared, block); },
+      [&](int warpgroup) { row_pass_consumer<Config>(params, shared, block, warpgroup); });
 }
 
 template <int kDim, bool kSolve>

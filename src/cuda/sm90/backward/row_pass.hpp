@@ -5,8 +5,8 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include "cuda/sm90/backward/records.hpp"
-#include "cuda/sm90/params.hpp"
+#include "cuda/tensor/backward/records.hpp"
+#include "cuda/tensor/params.hpp"
 
 namespace lla::cuda::sm90 {
 

@@ -5,25 +5,25 @@
 #pragma once
 
 #include "cuda/common/launch.cuh"
-#include "cuda/sm90/backward/bounds.cuh"
 #include "cuda/sm90/backward/solve.hpp"
 #include "cuda/sm90/solve/producer.cuh"
 #include "cuda/sm90/solve/roles.cuh"
 #include "cuda/sm90/solve/solver.cuh"
+#include "cuda/tensor/backward/bounds.cuh"
 
 namespace lla::cuda::sm90 {
 
 template <class Config>
 struct SolveProducer : Producer<Config> {
   __device__ __forceinline__ void run_item(int parity) {
-    const ForwardBlock b = this->t.tiles[parity].item;
+    const ForwardItem b = this->feed.tiles[parity].item;
 #pragma unroll 1
     for (int i = 0; i < b.tiles.count(); ++i) {
       this->load(this->values, b, i);
       this->load(this->keys, b, i);
     }
     const bool more = this->another_pass();
-    const int live = this->t.live[parity].total(b.tiles.count());
+    const int live = this->feed.live[parity].total(b.tiles.count());
     this->solve(b, live, parity, more);  // the consumers let go of what was fetched for nothing
   }
 };
@@ -31,7 +31,7 @@ struct SolveProducer : Producer<Config> {
 template <class Config>
 struct SolveConsumer : Solver<Config> {
   using Base = Solver<Config>;
-  using Base::group, Base::next, Base::p, Base::parity, Base::rows, Base::s, Base::t;
+  using Base::warpgroup, Base::next, Base::params, Base::parity, Base::rows, Base::shared, Base::feed;
   using typename Base::DirectionWords;
   using typename Base::Scores;
   using typename Base::Slot;
@@ -45,7 +45,7 @@ struct SolveConsumer : Solver<Config> {
   static constexpr float kLongTarget = 8 * Config::kDim, kLongSteps = 3 * Config::kDim;
 
   // Passes with U in two parts where x is long: later steps are small beside the solution.
-  static constexpr int kSplitPasses = kDim / 4;
+  static constexpr int kTwoPartPasses = kDim / 4;
 
   // The scratch vector t is kept in: the saved mean value needs none.
   static constexpr int kTarget = WorkspaceLayout::kMeanV;
@@ -56,7 +56,7 @@ struct SolveConsumer : Solver<Config> {
   // the largest weights on the way. Tiles come as V0 K0 V1 K1 ...: with values first, a ring of three has room for the
   // next tile's values and keys beside this tile's keys.
   __device__ __forceinline__ void target_pass(Vector& target, Pair<float>& sums, Pair<float>& largest,
-                                              const Direction& d, bool split) {
+                                              const Direction& d, bool two_parts) {
     __half2 most[2] = {};
 #pragma unroll
     for (int e = 0; e < kDim / 2; ++e) target[e] = 0;
@@ -64,11 +64,11 @@ struct SolveConsumer : Solver<Config> {
     const int count = uniform(this->tiles().count);
     // At D = 64 the second part costs nothing: the pass waits for tiles, not for products.
     if constexpr (kDim == 64) {
-      split_target(target, sums, most, d, count);
-    } else if (split) {
-      split_target(target, sums, most, d, count);
+      two_part_target(target, sums, most, d, count);
+    } else if (two_parts) {
+      two_part_target(target, sums, most, d, count);
     } else if (count > 0) {
-      whole_target(target, sums, most, d, count);
+      one_part_target(target, sums, most, d, count);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -82,14 +82,14 @@ struct SolveConsumer : Solver<Config> {
     for (int i = 0; i < kKeys / 4; ++i) most[i & 1] = __hmax2(most[i & 1], *reinterpret_cast<const __half2*>(&w[i]));
   }
   __device__ __forceinline__ void issue_gamma(Scores& gamma, const Slot& value) const {
-    product_transposed<kDim, kKeys>(gamma, s.spare_operand(group), this->tile_at(value));
+    product_transposed<kDim, kKeys>(gamma, shared.spare_operand(warpgroup), this->tile_at(value));
     mma_commit();
   }
 
   // As in the passes of the solve: the next tile's scores and G Vᵀ are issued first, this tile's U K once the next
   // weights are made.
-  __device__ __forceinline__ void whole_target(Vector& target, Pair<float>& sums, __half2 (&most)[2],
-                                               const Direction& d, int count) {
+  __device__ __forceinline__ void one_part_target(Vector& target, Pair<float>& sums, __half2 (&most)[2],
+                                                  const Direction& d, int count) {
     const TileRange clear = uniform(this->tiles().clear);
     Words w, u;
     Scores scores, gamma;
@@ -97,8 +97,8 @@ struct SolveConsumer : Solver<Config> {
     define(gamma);
     int tile = 0;
     Slot value = next.take(), key = next.take();
-    t.ring.wait(value);
-    t.ring.wait(key);
+    feed.ring.wait(value);
+    feed.ring.wait(key);
     mma_fence();
     this->issue_logits(scores, key);
     issue_gamma(gamma, value);
@@ -114,8 +114,8 @@ struct SolveConsumer : Solver<Config> {
       if (++tile == count) break;
       value = next.take();
       const Slot after = next.take();
-      t.ring.wait(value);
-      t.ring.wait(after);
+      feed.ring.wait(value);
+      feed.ring.wait(after);
       mma_fence();
       this->issue_logits(scores, after);
       issue_gamma(gamma, value);
@@ -132,7 +132,7 @@ struct SolveConsumer : Solver<Config> {
       take_gamma<1>(gamma, w, d, value);
       mma_wait<0>();
       pin(gamma);
-      t.ring.release(key);
+      feed.ring.release(key);
       pack_scores<kKeys>(u, gamma);  // not before: the product that has just ended was reading u
       key = after;
     }
@@ -143,9 +143,9 @@ struct SolveConsumer : Solver<Config> {
     pin(sums);
     mma_wait<0>();
     pin(target);
-    t.ring.release(key);
+    feed.ring.release(key);
   }
-  // Gamma becomes U, not yet rounded, once it is there. kBehind: groups of products committed after it.
+  // Gamma becomes U, not yet rounded, once it is there. kBehind: batches of products committed after it.
   template <int kBehind>
   __device__ __forceinline__ void take_gamma(Scores& gamma, const Words& w, const Direction& d, const Slot& value) {
     mma_wait<kBehind>();
@@ -153,12 +153,12 @@ struct SolveConsumer : Solver<Config> {
     weight_scores<kKeys>(gamma, w, d.scale, d.centre);
     pin(gamma);
     this->finish_before(value);
-    t.ring.release(value);
+    feed.ring.release(value);
   }
 
   // The same with U in two parts, one tile after the other: for rows with few keys, or a long x.
-  __device__ __forceinline__ void split_target(Vector& target, Pair<float>& sums, __half2 (&most)[2],
-                                               const Direction& d, int count) {
+  __device__ __forceinline__ void two_part_target(Vector& target, Pair<float>& sums, __half2 (&most)[2],
+                                                  const Direction& d, int count) {
     const TileRange clear = uniform(this->tiles().clear);
     for (int tile = 0; tile < count; ++tile) {
       const Slot value = next.take(), key = next.take();
@@ -166,30 +166,30 @@ struct SolveConsumer : Solver<Config> {
       Scores scores, gamma;
       define(scores);
       define(gamma);
-      t.ring.wait(key);
-      t.ring.wait(value);
+      feed.ring.wait(key);
+      feed.ring.wait(value);
       mma_fence();
       this->issue_logits(scores, key);
       issue_gamma(gamma, value);
       mma_wait<0>();
       pin(gamma);
-      t.ring.release(value);
+      feed.ring.release(value);
       this->exponentiate(scores, tile, clear);
       pack_scores<kKeys>(w, scores);
       this->keep_weights(w, tile);
       keep_largest(most, w);
       weight_scores<kKeys>(gamma, w, d.scale, d.centre);
       this->add_parts(target, sums, gamma, this->tile_at(key));
-      t.ring.release(key);
+      feed.ring.release(key);
     }
   }
 
   // A row of a saved section as a fragment.
-  __device__ __forceinline__ void load_saved(Vector& to, const float* section, int dim, const Block& block,
+  __device__ __forceinline__ void load_saved(Vector& to, const float* section, int dim, const QueryBlock& block,
                                              const OwnRows& own_rows, const Lane& lane) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float* row = section + row_index(p, block, own_rows.row[r]) * dim + lane.column;
+      const float* row = section + row_index(params, block, own_rows.row[r]) * dim + lane.column;
 #pragma unroll
       for (int i = 0; i < kDim / 8; ++i) {
         const float2 v = 8 * i + lane.column < dim ? *reinterpret_cast<const float2*>(row + 8 * i) : make_float2(0, 0);
@@ -199,11 +199,11 @@ struct SolveConsumer : Solver<Config> {
     }
   }
   // So that a later load_saved finds it near.
-  __device__ __forceinline__ void prefetch_saved(const float* section, int dim, const Block& block,
+  __device__ __forceinline__ void prefetch_saved(const float* section, int dim, const QueryBlock& block,
                                                  const Lane& lane) const {
     constexpr int kLine = 32;  // floats
     const int row = min(this->tiles().first_row + lane.thread / 2, block.length_q - 1);
-    const float* const from = section + row_index(p, block, row) * dim;
+    const float* const from = section + row_index(params, block, row) * dim;
     for (int column = lane.thread % 2 * kLine; column < dim; column += 2 * kLine) {
       asm volatile("prefetch.global.L2 [%0];" ::"l"(from + column));
     }
@@ -223,7 +223,7 @@ struct SolveConsumer : Solver<Config> {
 
   // t in units of the row, in which its largest element is between a half and one: it may be as small as rounding
   // leaves it (equal values), and nothing that is squared later may vanish for it.
-  __device__ __forceinline__ void normalize(Vector& rhs, const ForwardBlock& b, const OwnRows& own_rows,
+  __device__ __forceinline__ void normalize(Vector& rhs, const ForwardItem& b, const OwnRows& own_rows,
                                             const Pair<float>& g_scale, const HeadScales& head, const Lane& lane) {
     Pair<float> largest = {0, 0}, down;
 #pragma unroll
@@ -235,9 +235,10 @@ struct SolveConsumer : Solver<Config> {
       const int norm = most > 0 ? exponent_above(most) : 0;
       down[r] = power_of_two(-norm);
       if (lane.column != 0 || !own_rows.exists[r]) continue;
-      RowStart& start = solve_params.starts[row_index(p, b.block, own_rows.row[r])];
+      RowStart& start = solve_params.starts[row_index(params, b.block, own_rows.row[r])];
       start.norm = static_cast<int16_t>(norm);
-      start.unit = static_cast<int16_t>(norm - value - (exponent_above(finite(g_scale[r]) ? g_scale[r] : 1.0f) - 1));
+      start.row_unit =
+          static_cast<int16_t>(norm - value - (exponent_above(finite(g_scale[r]) ? g_scale[r] : 1.0f) - 1));
     }
 #pragma unroll
     for (int e = 0; e < kDim / 2; ++e) rhs[e] *= down[row_of(e)];
@@ -245,22 +246,23 @@ struct SolveConsumer : Solver<Config> {
 
   // x·(q - mean key) = Σ p E² + Σ λ x² of the warpgroup's rows, into shared memory. Threads side by side take a row,
   // eight columns each, so that few reads are under way at once and each is a whole line.
-  __device__ __forceinline__ float* energies() const { return s.row_scales(group) + kGroupRows; }
-  __device__ __forceinline__ void find_energies(const ForwardBlock& b, const Lane& lane) {
-    constexpr int kLanes = kDim / 8, kStep = kWarpgroup / kLanes;
+  __device__ __forceinline__ float* energies() const { return shared.row_scales(warpgroup) + kWarpgroupRows; }
+  __device__ __forceinline__ void find_energies(const ForwardItem& b, const Lane& lane) {
+    constexpr int kLanes = kDim / 8, kStep = kWarpgroupThreads / kLanes;
     const int column = lane.thread % kLanes, first_row = this->tiles().first_row;
 #pragma unroll 4
-    for (int row = lane.thread / kLanes; row < kGroupRows; row += kStep) {
-      const int64_t at = row_index(p, b.block, min(first_row + row, b.block.length_q - 1)) * p.dim + column * 8;
-      const bool there = column * 8 < p.dim;
+    for (int row = lane.thread / kLanes; row < kWarpgroupRows; row += kStep) {
+      const int64_t at =
+          row_index(params, b.block, min(first_row + row, b.block.length_q - 1)) * params.dim + column * 8;
+      const bool there = column * 8 < params.dim;
       const float4 zero = make_float4(0, 0, 0, 0);
       const auto part = [&](const float* from, int half) {
         return there ? __ldg(reinterpret_cast<const float4*>(from + at) + half) : zero;
       };
-      const float4 x[2] = {part(p.saved.x, 0), part(p.saved.x, 1)};
-      const float4 mean[2] = {part(p.saved.mean_k, 0), part(p.saved.mean_k, 1)};
-      const uint4 words = tile_word<uint4>(s.queries(group), tile_offset(row, column));
-      const float q_scale = s.row_scales(group)[row], back = (p.negative_scale ? -1.0f : 1.0f) / q_scale;
+      const float4 x[2] = {part(params.saved.x, 0), part(params.saved.x, 1)};
+      const float4 mean[2] = {part(params.saved.mean_k, 0), part(params.saved.mean_k, 1)};
+      const uint4 words = tile_word<uint4>(shared.queries(warpgroup), tile_offset(row, column));
+      const float q_scale = shared.row_scales(warpgroup)[row], back = (params.negative_scale ? -1.0f : 1.0f) / q_scale;
       const float2 q[4] = {unpack(words.x), unpack(words.y), unpack(words.z), unpack(words.w)};
       float energy = 0;
 #pragma unroll
@@ -276,57 +278,59 @@ struct SolveConsumer : Solver<Config> {
     }
   }
 
-  // Saved statistics, G, t and the first direction; `split`: passes of the solve with U in two parts. Returns whether a
+  // Saved statistics, G, t and the first direction; `two_part_passes`: passes of the solve with U in two parts. Returns whether a
   // row of this thread is to be solved.
-  __device__ __forceinline__ bool prepare(const ForwardBlock b, DirectionWords& direction, Direction& d, int& split) {
+  __device__ __forceinline__ bool prepare(const ForwardItem b, DirectionWords& direction, Direction& d,
+                                          int& two_part_passes) {
     const Lane lane = Base::own_lane();
     const OwnRows own_rows(b.block, this->tiles().first_row, lane);
     const HeadScales head = this->tiles().head;
     Vector rhs, mean;
     // All that is read here is under way before any of it is used.
-    load_saved(mean, p.saved.mean_v, p.value_dim, b.block, own_rows, lane);
-    const RowLoader<kDim> g_rows(solve_params.g, p.value_dim, b.block, this->tiles().first_row, lane.thread,
-                                 s.spare_operand(group));
+    load_saved(mean, params.saved.mean_v, params.value_dim, b.block, own_rows, lane);
+    const RowLoader<kDim> g_rows(solve_params.g, params.value_dim, b.block, this->tiles().first_row, lane.thread,
+                                 shared.spare_operand(warpgroup));
     g_rows.fetch();
-    prefetch_saved(p.saved.mean_k, p.dim, b.block, lane);
-    prefetch_saved(p.saved.x, p.dim, b.block, lane);
+    prefetch_saved(params.saved.mean_k, params.dim, b.block, lane);
+    prefetch_saved(params.saved.x, params.dim, b.block, lane);
     Solve solve;
     Pair<bool> good;
     Pair<float> q_scale, shift = {0, 0};
     if (uniform(head.shifted)) {
       // Saved statistics are of the keys as they are. A bound of the logits that is too large by one does no harm.
-      logit_shift<kDim>(shift, p, b.head_index, s.queries(group), {rows.scale[0] * head.key, rows.scale[1] * head.key},
-                        lane);
+      logit_shift<kDim>(shift, params, b.copy_index, shared.queries(warpgroup),
+                        {rows.scale[0] * head.key, rows.scale[1] * head.key}, lane);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int64_t index = row_index(p, b.block, own_rows.row[r]);
-      const float bound = p.saved.max[index], omega = p.saved.omega[index];
-      q_scale[r] = s.row_scales(group)[lane.row + 8 * r];
+      const int64_t index = row_index(params, b.block, own_rows.row[r]);
+      const float bound = params.saved.max[index], omega = params.saved.omega[index];
+      q_scale[r] = shared.row_scales(warpgroup)[lane.row + 8 * r];
       good[r] = finite(q_scale[r]) && finite(bound) && finite(omega);
       rows.shift[r] = kWeightExponent - (good[r] ? bound - floorf(shift[r]) : 0.0f);
       solve.omega[r] = good[r] ? omega * exp2f(floorf(shift[r]) - shift[r]) * kWeightScale : 0.0f;
-      solve.ridge[r] = p.ridge.per_dim ? 0.0f : scaled_ridge(row_ridge(p.ridge, b.block, own_rows.row[r]), head.key);
+      solve.ridge[r] =
+          params.ridge.per_dim ? 0.0f : scaled_ridge(row_ridge(params.ridge, b.block, own_rows.row[r]), head.key);
       good[r] = good[r] && solve.ridge[r] >= 0;
     }
     find_energies(b, lane);
-    this->sync_group();  // every thread has read the scales of the queries
-    g_rows.template write<false>(s.row_scales(group), 1.0f);
+    this->sync_warpgroup();  // every thread has read the scales of the queries
+    g_rows.template write<false>(shared.row_scales(warpgroup), 1.0f);
     fence_async_proxy();
-    this->sync_group();
+    this->sync_warpgroup();
 
     Pair<float> g_scale, tau = {0, 0}, squares = {0, 0}, largest_q, largest_g;
 #pragma unroll
     for (int i = 0; i < kDim / 4; ++i) {
-      const float2 g = unpack(tile_word<uint32_t>(s.spare_operand(group), lane.tile_offset(i / 2, i & 1)));
+      const float2 g = unpack(tile_word<uint32_t>(shared.spare_operand(warpgroup), lane.tile_offset(i / 2, i & 1)));
       squares[i & 1] += g.x * g.x + g.y * g.y;
       tau[i & 1] += g.x * (mean[2 * i] * head.value) + g.y * (mean[2 * i + 1] * head.value);
     }
-    largest_of_tile(largest_q, s.queries(group), lane);
-    largest_of_tile(largest_g, s.spare_operand(group), lane);
+    largest_of_tile(largest_q, shared.queries(warpgroup), lane);
+    largest_of_tile(largest_g, shared.spare_operand(warpgroup), lane);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      g_scale[r] = s.row_scales(group)[lane.row + 8 * r];
+      g_scale[r] = shared.row_scales(warpgroup)[lane.row + 8 * r];
       squares[r] = quad_sum(squares[r]);
       const float sum = quad_sum(tau[r]);
       good[r] = good[r] && finite(g_scale[r]) && finite(sum) && finite(largest_q[r]) && finite(largest_g[r]);
@@ -342,7 +346,7 @@ struct SolveConsumer : Solver<Config> {
         start.g = static_cast<int16_t>(plus(exponent_above(largest_g[r]), g_exponent));
         start.g_norm = static_cast<int16_t>(plus(exponent_above(sqrtf(squares[r]) * 1.0001f), g_exponent));
         start.tau = tau[r];
-        solve_params.starts[row_index(p, b.block, own_rows.row[r])] = start;
+        solve_params.starts[row_index(params, b.block, own_rows.row[r])] = start;
       }
     }
     // Values are scaled below 2^15, so their norm is below 2^15 sqrt(dim).
@@ -353,23 +357,26 @@ struct SolveConsumer : Solver<Config> {
       return largest_g[r] > 0 && good[r] && factor * energy[r] > limit;
     };
     const bool few = this->few_keys();
-    const bool long_x =
-        named_any(kGroupBarrier + group, kWarpgroup, matters(0, 1, kLongTarget) || matters(1, 1, kLongTarget));
+    const bool long_x = named_any(kWarpgroupBarrier + warpgroup, kWarpgroupThreads,
+                                  matters(0, 1, kLongTarget) || matters(1, 1, kLongTarget));
     Pair<float> sums, largest;
     target_pass(rhs, sums, largest, d, few || uniform(long_x) != 0);
-    load_saved(mean, p.saved.mean_k, p.dim, b.block, own_rows, lane);
+    load_saved(mean, params.saved.mean_k, params.dim, b.block, own_rows, lane);
     if (uniform(head.shifted)) {
 #pragma unroll
       for (int i = 0; i < kDim / 4; ++i) {
-        const float2 c = key_shift<kDim>(p, b.head_index, i / 2, lane);
+        const float2 c = key_shift<kDim>(params, b.copy_index, i / 2, lane);
         mean[2 * i] -= c.x, mean[2 * i + 1] -= c.y;
       }
     }
     const auto long_steps = [&](int r) {
       return matters(r, Base::balance_of(largest[r], solve.omega[r]), kLongSteps) && matters(r, 1, kLongTarget);
     };
-    split = uniform(named_any(kGroupBarrier + group, kWarpgroup, long_steps(0) || long_steps(1))) ? kSplitPasses : 0;
-    if (few) split = p.split_passes;
+    two_part_passes =
+        uniform(named_any(kWarpgroupBarrier + warpgroup, kWarpgroupThreads, long_steps(0) || long_steps(1)))
+            ? kTwoPartPasses
+            : 0;
+    if (few) two_part_passes = params.two_part_passes;
     if (lane.column == 0) {
       Pair<KeyRange> keys;
       this->visible(keys, lane);
@@ -379,7 +386,8 @@ struct SolveConsumer : Solver<Config> {
         const float lost = 0x1p-26f * (keys[r].end - keys[r].begin);
         const float rest = solve.omega[r] > 0 ? fmaxf(solve.omega[r] - largest[r], 0.0f) / solve.omega[r] + lost : 1.0f;
         if (!own_rows.exists[r]) continue;
-        solve_params.starts[row_index(p, b.block, own_rows.row[r])].rest = static_cast<int16_t>(rest_exponent(rest));
+        solve_params.starts[row_index(params, b.block, own_rows.row[r])].rest =
+            static_cast<int16_t>(rest_exponent(rest));
       }
     }
 
@@ -395,9 +403,9 @@ struct SolveConsumer : Solver<Config> {
       mean[e] = good[r] ? mean[e] * head.key : 0.0f;
       rhs[e] = good[r] ? fmaf(-sums[r], mean[e], rhs[e]) * undo[r] : 0.0f;
     }
-    if (p.ridge.per_dim) {
-      load_ridge<kDim>(this->section(WorkspaceLayout::kRidge), rhs, mean, solve.ridge, good, p, b.block, own_rows.row,
-                       head.key, lane);
+    if (params.ridge.per_dim) {
+      load_ridge<kDim>(this->section(WorkspaceLayout::kRidge), rhs, mean, solve.ridge, good, params, b.block,
+                       own_rows.row, head.key, lane);
     }
     normalize(rhs, b, own_rows, g_scale, head, lane);
     Fragment<kDim>::store_half(reinterpret_cast<uint4*>(this->section(WorkspaceLayout::kMeanHalf)), mean, lane.thread);
@@ -408,8 +416,8 @@ struct SolveConsumer : Solver<Config> {
     start_solve<kDim>(solve, rhs);
 #pragma unroll
     for (int r = 0; r < 2; ++r) solve.status[r] = good[r] ? LLA_ROW_OK : LLA_ROW_NAN;
-    this->sync_group();  // G has been read by all
-    Fragment<kDim>::store(s.residual[group], rhs, lane.thread);
+    this->sync_warpgroup();  // G has been read by all
+    Fragment<kDim>::store(shared.residual[warpgroup], rhs, lane.thread);
     Fragment<kDim>::store(this->section(kTarget), rhs, lane.thread);
     make_direction<kDim>(direction, rhs, mean, head.key_norm, solve, d);
     Fragment<kDim>::fill(this->section(WorkspaceLayout::kX), 0.0f, lane.thread);
@@ -447,7 +455,7 @@ struct SolveConsumer : Solver<Config> {
   }
 
   // y and what goes with it: c, sizes and bounds for the operands, the info of the rows.
-  __device__ __forceinline__ void write_rows(const ForwardBlock b) {
+  __device__ __forceinline__ void write_rows(const ForwardItem b) {
     const Lane lane = Base::own_lane();
     const OwnRows own_rows(b.block, this->tiles().first_row, lane);
     const HeadScales head = this->tiles().head;
@@ -456,23 +464,25 @@ struct SolveConsumer : Solver<Config> {
     SolveMemory::fetch(state, this->row_state(), lane);
     Vector y, x;
     Fragment<kDim>::load(y, this->section(WorkspaceLayout::kX), lane.thread);
-    load_saved(x, p.saved.x, p.dim, b.block, own_rows, lane);
+    load_saved(x, params.saved.x, params.dim, b.block, own_rows, lane);
 #pragma unroll
     for (int e = 0; e < kDim / 2; ++e) x[e] *= back;  // in units of the scaled keys, like y
     RowStart start[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) start[r] = solve_params.starts[row_index(p, b.block, own_rows.row[r])];
+    for (int r = 0; r < 2; ++r) start[r] = solve_params.starts[row_index(params, b.block, own_rows.row[r])];
     Solve solve;
     SolveMemory::unpack(state, solve);
     // Σ λ x², Σ λ y² and y·(t - r) = y·A y.
     Pair<float> c = {0, 0}, ridge_x = {0, 0}, ridge_y = {0, 0}, energy = {0, 0};
 #pragma unroll
     for (int i = 0; i < kDim / 8; ++i) {
-      const float4 r4 = reinterpret_cast<const float4*>(s.residual[group])[i * kWarpgroup + lane.thread];
-      const float4 t4 = reinterpret_cast<const float4*>(this->section(kTarget))[i * kWarpgroup + lane.thread];
+      const float4 r4 =
+          reinterpret_cast<const float4*>(shared.residual[warpgroup])[i * kWarpgroupThreads + lane.thread];
+      const float4 t4 = reinterpret_cast<const float4*>(this->section(kTarget))[i * kWarpgroupThreads + lane.thread];
       float4 l4 = make_float4(solve.ridge[0], solve.ridge[0], solve.ridge[1], solve.ridge[1]);
-      if (p.ridge.per_dim) {
-        l4 = reinterpret_cast<const float4*>(this->section(WorkspaceLayout::kRidge))[i * kWarpgroup + lane.thread];
+      if (params.ridge.per_dim) {
+        l4 = reinterpret_cast<const float4*>(
+            this->section(WorkspaceLayout::kRidge))[i * kWarpgroupThreads + lane.thread];
       }
       const float residual[4] = {r4.x, r4.y, r4.z, r4.w}, target[4] = {t4.x, t4.y, t4.z, t4.w};
       const float lambda[4] = {l4.x, l4.y, l4.z, l4.w};
@@ -494,7 +504,8 @@ struct SolveConsumer : Solver<Config> {
     sizes_of(y_size, y_squared, y);
     const int key_exponent = exponent_above(head.key) - 1;  // of what gives x and y their true size
     const int key_norm = exponent_above(head.key_norm / head.key);
-    const int value_norm = value_norm_exponent(__uint_as_float(p.heads[b.head_index].largest_value), p.value_dim);
+    const int value_norm =
+        value_norm_exponent(__uint_as_float(params.heads[b.copy_index].largest_value), params.value_dim);
     uint32_t most[kHeadBounds] = {};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -503,8 +514,8 @@ struct SolveConsumer : Solver<Config> {
       const float variance = quad_sum(energy[r]) - quad_sum(ridge_y[r]);
       const RowExponents exponents =
           row_exponents(start[r].q, start[r].g, plus(x_size[r].largest, key_exponent),
-                        plus(y_size[r].largest, key_exponent + start[r].unit), start[r].g_norm,
-                        plus(x_size[r].norm, key_exponent), plus(y_size[r].norm, key_exponent + start[r].unit),
+                        plus(y_size[r].largest, key_exponent + start[r].row_unit), start[r].g_norm,
+                        plus(x_size[r].norm, key_exponent), plus(y_size[r].norm, key_exponent + start[r].row_unit),
                         key_norm, value_norm, start[r].rest, energy_exponent(course.note[r]));
       const bool bad = solve.status[r] == LLA_ROW_NAN || x_size[r].largest == kNotFinite ||
                        y_size[r].largest == kNotFinite || !finite(c[r]);
@@ -516,7 +527,7 @@ struct SolveConsumer : Solver<Config> {
 #pragma unroll
         for (int f = 0; f < kHeadBounds; ++f) most[f] = max(most[f], bounds[f]);
       }
-      const int64_t index = row_index(p, b.block, own_rows.row[r]);
+      const int64_t index = row_index(params, b.block, own_rows.row[r]);
       float* const row = solve_params.y + index * kDim + lane.column;
       const float scale = bad ? NAN : 1.0f;
 #pragma unroll
@@ -528,7 +539,7 @@ struct SolveConsumer : Solver<Config> {
       sizes.alpha = bad ? kBadRow : zero ? kZeroRow : static_cast<int16_t>(exponents.alpha);
       sizes.beta = static_cast<int16_t>(exponents.beta);
       sizes.both = static_cast<int16_t>(exponents.both);
-      sizes.unit = start[r].unit;
+      sizes.row_unit = start[r].row_unit;
       sizes.tau = start[r].tau * power_of_two(-start[r].norm);
       sizes.c = c[r];
       // A row that was not solved has seen no curvature.
@@ -537,25 +548,25 @@ struct SolveConsumer : Solver<Config> {
       sizes.low = low ? INFINITY : solve_params.low_parts.least(x_squared[r], solve.curvature[r], ridge_x[r]);
       if (bad || zero) sizes.low = -INFINITY;
       solve_params.sizes[index] = sizes;
-      if (p.info.iterations != nullptr) p.info.iterations[index] = solve.iterations[r];
+      if (params.info.iterations != nullptr) params.info.iterations[index] = solve.iterations[r];
       const float balance = power_of_two(smaller(start[r].rest, -1));
       const float told = told_residual(solve, r, balance, course.steps[r], 0, y_squared[r], head.key_norm);
-      if (p.info.residual != nullptr) p.info.residual[index] = told;
-      if (p.info.status != nullptr) p.info.status[index] = this->told_status(solve, r, told);
+      if (params.info.residual != nullptr) params.info.residual[index] = told;
+      if (params.info.status != nullptr) params.info.status[index] = this->told_status(solve, r, told);
     }
-    raise_bounds(&solve_params.bounds[b.head_index], most);
+    raise_bounds(&solve_params.bounds[b.copy_index], most);
   }
 
   __device__ __forceinline__ void run_item() {
     DirectionWords direction;
     Direction d;
     this->begin();
-    int split;
-    const bool active = prepare(this->tiles().item, direction, d, split);
+    int two_part_passes;
+    const bool active = prepare(this->tiles().item, direction, d, two_part_passes);
     const bool more = this->publish(active);
     const int live = this->live_tiles();
     if (more) {
-      this->template solve<true>(direction, d, live, split);
+      this->template solve<true>(direction, d, live, two_part_passes);
       this->tell(false);
       release_ahead(min(live, kTilesAhead));
     }
@@ -566,12 +577,12 @@ struct SolveConsumer : Solver<Config> {
   __device__ __forceinline__ void release_ahead(int ahead) {
     for (int i = 0; i < ahead; ++i) {
       const Slot slot = next.take();
-      t.ring.wait(slot);
-      t.ring.release(slot);
+      feed.ring.wait(slot);
+      feed.ring.release(slot);
       if constexpr (Config::kCached) {
         const auto weights = this->next_weights.take();
-        s.weight_ring[group].wait(weights);
-        s.weight_ring[group].release(weights);
+        shared.weight_ring[warpgroup].wait(weights);
+        shared.weight_ring[warpgroup].release(weights);
       }
     }
   }
@@ -580,14 +591,15 @@ struct SolveConsumer : Solver<Config> {
 template <int kDim, bool kCached>
 __global__ void __launch_bounds__(ForwardConfig<kDim, kCached>::kThreads, 1)
     solve_kernel(const __grid_constant__ CUtensorMap keys, const __grid_constant__ CUtensorMap values,
-                 const __grid_constant__ SolveParams p) {
+                 const __grid_constant__ SolveParams params) {
   using Config = ForwardConfig<kDim, kCached>;
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& s = *reinterpret_cast<ForwardShared<Config>*>(memory);
-  s.init();
+  auto& shared = *reinterpret_cast<ForwardShared<Config>*>(memory);
+  shared.init();
   const int warpgroup = own_warpgroup();
-  SolveProducer<Config> producer{{s, p, &keys, &values, p.weights + blockIdx.x * p.weights_stride, own_warp()}};
-  SolveConsumer<Config> consumer{{{s, p, warpgroup - 1}}, p};
+  SolveProducer<Config> producer{
+      {shared, params, &keys, &values, params.weights + blockIdx.x * params.weights_stride, own_warp()}};
+  SolveConsumer<Config> consumer{{{shared, params, warpgroup - 1}}, params};
   run_roles<Config>(warpgroup, producer, consumer);
 }
 

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
-#include "cuda/sm90/backward/records.hpp"
 #include "cuda/sm90/plan.hpp"
-#include "cuda/sm90/workspace.hpp"
+#include "cuda/tensor/backward/records.hpp"
+#include "cuda/tensor/workspace.hpp"
 
 namespace lla::cuda::sm90 {
 

@@ -37,14 +37,14 @@ template <class C>
 struct Converter {
   Shared<C>& s;
   const Params& p;
-  const int lane, warp, group;  // warp: of all; group: the stage it fills
+  const int lane, warp, warpgroup;  // warp: of all; warpgroup: the stage it fills
   float omega;
   float heaviest;  // its half logit
   int max;
   float key_scale, value_scale;
 
   __device__ __forceinline__ Converter(Shared<C>& shared, const Params& params, int thread)
-      : s(shared), p(params), lane(thread % 32), warp(thread / 32), group(thread / 128) {}
+      : s(shared), p(params), lane(thread % 32), warp(thread / 32), warpgroup(thread / 128) {}
 
   // Key (of the sixteen) that element j of a quadruple belongs to: 2t, 2t + 1, 2t + 8, 2t + 9.
   __device__ __forceinline__ int key_at(int j) const { return (j / 2) * 8 + (lane % 4) * 2 + j % 2; }
@@ -53,7 +53,7 @@ struct Converter {
   // kPartBytes (i / 4) further.
   __device__ __forceinline__ uint32_t staged_address() const {
     const int row = (warp % 4) * kWarpKeys + lane % 16;
-    return opaque(shared_address(s.stage[group]) + row * 128 + ((lane / 16) ^ (row & 7)) * 16);
+    return opaque(shared_address(s.stage[warpgroup]) + row * 128 + ((lane / 16) ^ (row & 7)) * 16);
   }
   __device__ __forceinline__ static uint32_t staged_at(uint32_t start, int part, int i) {
     return (start ^ (32 * (i % 4))) + (part + i / 4) * C::kPartBytes;
@@ -66,7 +66,7 @@ struct Converter {
     const uint32_t root = j % 2 == 0 ? pair & 0xffff : pair >> 16;
     const int row = (warp % 4) * kWarpKeys + key_at(j);
     if (j < 4) {
-      *reinterpret_cast<uint4*>(s.stage[group] + C::kRootPart * C::kPartBytes + row * 128 + (row & 7) * 16) =
+      *reinterpret_cast<uint4*>(s.stage[warpgroup] + C::kRootPart * C::kPartBytes + row * 128 + (row & 7) * 16) =
           make_uint4(root, 0, 0, 0);
     }
   }
@@ -134,7 +134,7 @@ struct Converter {
   // One tile's sixteen keys of this warp into the stage. `parity`: of the stage's becoming empty.
   template <bool kApart>
   __device__ __forceinline__ void tile(unsigned char (&raw)[2][C::kRawBytes], uint32_t seen, uint32_t parity, int flags,
-                                       int slot) {
+                                       int partial) {
     uint32_t pairs[2 * C::kChunks];
     float logit[4];
 #pragma unroll 1
@@ -169,7 +169,7 @@ struct Converter {
     uint32_t early[kHalf][4], late[kHalf][4];
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) load_transposed(early[i], raw_at(values, i));
-    s.empty[group].wait(parity);
+    s.empty[warpgroup].wait(parity);
 #pragma unroll
     for (int i = 0; i < C::kChunks / 2; ++i) {
 #pragma unroll
@@ -193,14 +193,14 @@ struct Converter {
     for (int i = 0; i < kHalf; ++i) store_values(early[i], i);
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) store_values(late[i], kHalf + i);
-    TileHead& head = s.head[group];
+    TileHead& head = s.head[warpgroup];
     if (lane == 0) {
       head.max[warp % 4] = max;
-      if (warp % 4 == 0) head.flags = flags, head.slot = slot;
+      if (warp % 4 == 0) head.flags = flags, head.partial = partial;
     }
     fence_async_proxy();
     __syncwarp();
-    s.full[group].arrive_for_warp();
+    s.full[warpgroup].arrive_for_warp();
   }
 
   __device__ __forceinline__ void clear() {

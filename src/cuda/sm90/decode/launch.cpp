@@ -32,10 +32,10 @@ Status describe_cache(Params& p) {
 Status launch(const Launch& call, bool given_x) {
   if (call.rows == 0) return {};
   if (call.dim == 64) {
-    if (given_x) return call.bf16 ? launch_given<64, true>(call) : launch_given<64, false>(call);
+    if (given_x) return call.bf16 ? launch_given_x<64, true>(call) : launch_given_x<64, false>(call);
     return call.bf16 ? launch_solved<64, true>(call) : launch_solved<64, false>(call);
   }
-  if (given_x) return call.bf16 ? launch_given<128, true>(call) : launch_given<128, false>(call);
+  if (given_x) return call.bf16 ? launch_given_x<128, true>(call) : launch_given_x<128, false>(call);
   return call.bf16 ? launch_solved<128, true>(call) : launch_solved<128, false>(call);
 }
 

@@ -13,7 +13,7 @@ template <class Part>
 Status for_each_share(const Launch& call, const Layout& at, const Part& part) {
   std::byte* const base = static_cast<std::byte*>(call.workspace);
   Params p = call.p;
-  p.slots = reinterpret_cast<float*>(base);
+  p.partials = reinterpret_cast<float*>(base);
   p.records = reinterpret_cast<RowRecord*>(base + at.records);
   p.live_rows = reinterpret_cast<int32_t*>(base + at.live_rows);
   for (int64_t first = 0; first < call.rows; first += at.rows_at_once) {

@@ -28,6 +28,6 @@ Status launch(const Launch& call, bool given_x);
 template <int kDim, bool kBf16>
 Status launch_solved(const Launch& call);
 template <int kDim, bool kBf16>
-Status launch_given(const Launch& call);
+Status launch_given_x(const Launch& call);
 
 }  // namespace lla::cuda::sm90::decode

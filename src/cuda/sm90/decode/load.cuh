@@ -89,9 +89,9 @@ struct Ring {
 #pragma unroll
       for (int which = 0; which < 2; ++which) {
 #pragma unroll
-        for (int group = 0; group < C::kDim / 64; ++group) {
-          load_box(to + which * C::kRawBytes + group * kWarpKeys * 128, which == 0 ? &p.key_map : &p.value_map,
-                   64 * group, from.head, at.y, at.x, full[here]);
+        for (int box = 0; box < C::kDim / 64; ++box) {
+          load_box(to + which * C::kRawBytes + box * kWarpKeys * 128, which == 0 ? &p.key_map : &p.value_map, 64 * box,
+                   from.head, at.y, at.x, full[here]);
         }
       }
     };

@@ -1,4 +1,4 @@
-// The multiplying warpgroups: V''ᵀ [K'' | r] and K''ᵀ [K'' | r], without the block that is known by symmetry.
+// The consumer warpgroups: V''ᵀ [K'' | r] and K''ᵀ [K'' | r], without the block that is known by symmetry.
 #pragma once
 
 #include "cuda/sm90/decode/shared.cuh"
@@ -22,21 +22,21 @@ __device__ __forceinline__ void add_to_global(float4* at, float4 v) {
                : "memory");
 }
 
-// Adds the accumulators to the slot's matrix, which is relative to the maximum `slot_max`.
+// Adds the accumulators to the partial's matrix, which is relative to the maximum `partial_max`.
 template <int kCount>
-__device__ __forceinline__ void flush(float4* to, float (&acc)[kCount], bool first, int acc_max, int& slot_max) {
+__device__ __forceinline__ void flush(float4* to, float (&acc)[kCount], bool first, int acc_max, int& partial_max) {
   const int thread = threadIdx.x % 128;
-  if (first) slot_max = acc_max;
-  if (!first && acc_max > slot_max + 40) {  // too far to scale what is new
-    const float factor = four_to(slot_max - acc_max);
+  if (first) partial_max = acc_max;
+  if (!first && acc_max > partial_max + 40) {  // too far to scale what is new
+    const float factor = four_to(partial_max - acc_max);
     for (int i = 0; i < kCount / 4; ++i) {
       float4& at = to[i * 128 + thread];
       const float4 v = at;
       at = {v.x * factor, v.y * factor, v.z * factor, v.w * factor};
     }
-    slot_max = acc_max;
+    partial_max = acc_max;
   }
-  const float factor = four_to(acc_max - slot_max);
+  const float factor = four_to(acc_max - partial_max);
 #pragma unroll
   for (int i = 0; i < kCount / 4; ++i) {
     const float4 v{acc[4 * i] * factor, acc[4 * i + 1] * factor, acc[4 * i + 2] * factor, acc[4 * i + 3] * factor};
@@ -48,11 +48,11 @@ __device__ __forceinline__ void flush(float4* to, float (&acc)[kCount], bool fir
   }
 }
 
-// What a warpgroup multiplies: values' rows 64 kGroup .. times all keys, and, at head dimension 128, warpgroup 0 the
+// What a warpgroup multiplies: values' rows 64 kWarpgroup .. times all keys, and, at head dimension 128, warpgroup 0 the
 // second block of keys' rows, 1 the first.
-template <class C, int kGroup>
+template <class C, int kWarpgroup>
 struct Accumulators {
-  static constexpr int kKeyBlock = C::kDim == 64 ? 0 : 1 - kGroup;
+  static constexpr int kKeyBlock = C::kDim == 64 ? 0 : 1 - kWarpgroup;
   static constexpr int kKeyParts = C::kKeyParts - kKeyBlock;  // of its columns
   static constexpr int kValueColumns = C::kDim + 8, kKeyColumns = 64 * kKeyParts + 8;
   using ValueAtom = typename OuterProduct<kValueColumns>::Atom;
@@ -77,30 +77,31 @@ struct Accumulators {
   __device__ __forceinline__ void multiply(const detail::Operand& stage, int k, bool add) {
     constexpr int kPart = C::kPartBytes / 16;
     const auto out = add ? detail::ScaleOut::One : detail::ScaleOut::Zero;
-    detail::issue_ss<ValueAtom>(values, stage.at(k * 128 + (C::kValuePart + kGroup) * kPart), stage.at(k * 128), out,
-                                std::make_index_sequence<kValueColumns / 2>{});
+    detail::issue_ss<ValueAtom>(values, stage.at(k * 128 + (C::kValuePart + kWarpgroup) * kPart), stage.at(k * 128),
+                                out, std::make_index_sequence<kValueColumns / 2>{});
     const uint64_t from = stage.at(k * 128 + kKeyBlock * kPart);
     detail::issue_ss<KeyAtom>(keys, from, from, out, std::make_index_sequence<kKeyColumns / 2>{});
   }
-  __device__ __forceinline__ void add_to(float* matrix, bool fresh, int acc_max, int& slot_max) {
-    int second_max = slot_max;
-    flush(reinterpret_cast<float4*>(matrix + value_block(C::kDim, kGroup).from), values, fresh, acc_max, slot_max);
-    flush(reinterpret_cast<float4*>(matrix + key_block(C::kDim, kKeyBlock).from), keys, fresh, acc_max, second_max);
+  __device__ __forceinline__ void add_to(float* matrix, bool fresh, int acc_max, int& partial_max) {
+    int second_max = partial_max;
+    flush(reinterpret_cast<float4*>(matrix + value_tile(C::kDim, kWarpgroup).from), values, fresh, acc_max,
+          partial_max);
+    flush(reinterpret_cast<float4*>(matrix + key_tile(C::kDim, kKeyBlock).from), keys, fresh, acc_max, second_max);
   }
 };
 
-template <class C, int kGroup>
+template <class C, int kWarpgroup>
 __device__ __forceinline__ void multiply(Shared<C>& s, const Params& p) {
-  Accumulators<C, kGroup> acc;
+  Accumulators<C, kWarpgroup> acc;
   define(acc.values);
   define(acc.keys);
   uint32_t stage = 0, parity = 0;
-  int acc_max = 0, slot_max = 0, tiles = 0;
+  int acc_max = 0, partial_max = 0, tiles = 0;
   bool fresh = true;
   for (;;) {
     s.full[stage].wait(parity);
     const TileHead& head = s.head[stage];
-    const int flags = head.flags, slot_index = head.slot;
+    const int flags = head.flags, partial_index = head.partial;
     if (flags & kStop) break;
     if (flags & kFresh) fresh = true, tiles = 0;
     const detail::Operand part(s.stage[stage], C::kPartBytes);
@@ -134,17 +135,17 @@ __device__ __forceinline__ void multiply(Shared<C>& s, const Params& p) {
     ++tiles;
     if (tiles == kRestart || (flags & kEnd)) {
       if (!acc.finite()) s.overflow = 1;
-      float* const slot = p.slots + int64_t{slot_index} * slot_floats(C::kDim);
-      acc.add_to(slot + slot_matrix(C::kDim), fresh, acc_max, slot_max);
+      float* const partial = p.partials + int64_t{partial_index} * partial_floats(C::kDim);
+      acc.add_to(partial + partial_matrix(C::kDim), fresh, acc_max, partial_max);
       fresh = false;
       tiles = 0;
       if (flags & kEnd) {
-        if (threadIdx.x % 128 == 0) reinterpret_cast<SlotHead*>(slot)->matrix_max[kGroup] = slot_max;
+        if (threadIdx.x % 128 == 0) reinterpret_cast<PartialHead*>(partial)->matrix_max[kWarpgroup] = partial_max;
         __syncwarp();
         s.finished.arrive_for_warp();
       }
     }
-    stage = stage + 1 == C::kGroups ? 0 : stage + 1;
+    stage = stage + 1 == C::kConverterWarpgroups ? 0 : stage + 1;
     parity ^= stage == 0;
   }
 }

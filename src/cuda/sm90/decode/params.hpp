@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "core/problem.hpp"
+#include "cuda/sm90/decode/partials.hpp"
 #include "cuda/sm90/decode/schedule.hpp"
-#include "cuda/sm90/decode/slots.hpp"
 
 namespace lla::cuda::sm90::decode {
 
@@ -31,7 +31,7 @@ struct Params : Shape {
   int32_t dim, value_dim;
   float half_scale;  // scale log2(e) / 2: logits in units of sqrt(w)
   // workspace
-  float* slots;
+  float* partials;
   RowRecord* records;
   int32_t* live_rows;
 };

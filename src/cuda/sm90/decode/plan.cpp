@@ -2,8 +2,8 @@
 
 #include "core/text.hpp"
 #include "cuda/sm90/decode/decode.hpp"
+#include "cuda/sm90/decode/partials.hpp"
 #include "cuda/sm90/decode/schedule.hpp"
-#include "cuda/sm90/decode/slots.hpp"
 
 namespace lla::cuda::sm90::decode {
 namespace {

@@ -2,7 +2,7 @@
 //
 // The rows of all decoded sequences, one after the other, each as long as its keys take granules, make one line; every
 // block takes the same share of it. A block works on units: the parts of its share that lie in one row. Unit (row,
-// block) has slot row + block: walking along the line either the row or the block goes up, so no two units share one.
+// block) has partial row + block: walking along the line either the row or the block goes up, so no two units share one.
 #pragma once
 
 #include <cstdint>
@@ -120,10 +120,10 @@ struct Unit {
   int32_t batch, head, index;  // query head, query of the sequence
   int32_t position;            // of the query in q
   int32_t local;               // row of this launch
-  Keys row, part;
-  int32_t start;     // of the part's first tile, at or before its first key
-  bool first, last;  // part of the row
-  bool invalid;      // the sequence is not usable
+  Keys row, keys;              // all of the row, and those of this unit
+  int32_t start;               // of the part's first tile, at or before its first key
+  bool first, last;            // part of the row
+  bool invalid;                // the sequence is not usable
 };
 
 // The next unit; moves on. Only where something is left.
@@ -146,12 +146,12 @@ constexpr Unit take(const Shape& p, Walk& walk) {
   u.local = walk.before + walk.row - p.first_row;
   u.row = keys_of(p, s, place.index);
   u.invalid = s.invalid;
-  const int32_t rest = s.granules - walk.granule;
-  const int32_t count = walk.left < rest ? static_cast<int32_t>(walk.left) : rest;
+  const int32_t remaining = s.granules - walk.granule;
+  const int32_t count = walk.left < remaining ? static_cast<int32_t>(walk.left) : remaining;
   u.first = walk.granule == 0;
   u.last = walk.granule + count == s.granules;
   u.start = aligned(u.row.begin) + walk.granule * kGranule;
-  u.part = {clamp_to(u.start, u.row.begin, u.row.end),
+  u.keys = {clamp_to(u.start, u.row.begin, u.row.end),
             clamp_to(int64_t{u.start} + count * kGranule, u.row.begin, u.row.end)};
   walk.left -= count;
   walk.granule += count;

@@ -22,8 +22,8 @@ struct Config {
   static constexpr int kChunks = kDim / 8;        // of 16 bytes, of a row
   static constexpr int kMultipliers = kDim / 64;  // warpgroups
   // Groups of converters, each with a stage of its own: as many as there are registers for.
-  static constexpr int kGroups = kDim == 128 ? 2 : 3;
-  static constexpr int kWarps = 4 * kGroups, kConverters = 32 * kWarps;
+  static constexpr int kConverterWarpgroups = kDim == 128 ? 2 : 3;
+  static constexpr int kWarps = 4 * kConverterWarpgroups, kConverters = 32 * kWarps;
   static constexpr int kThreads = kConverters + 128 * kMultipliers;
   static constexpr int kRawBytes = kWarpKeys * kDim * 2;  // keys (or values) of a warp
   static constexpr int kRawSlots = kDim == 128 ? 2 : 3;
@@ -37,12 +37,12 @@ enum TileFlags : int32_t { kFresh = 1, kEnd = 2, kStop = 4 };
 
 struct TileHead {
   int32_t max[4];  // of each 16 keys
-  int32_t flags, slot;
+  int32_t flags, partial;
 };
 
 template <class C>
 struct Shared {
-  alignas(1024) unsigned char stage[C::kGroups][C::kStageBytes];
+  alignas(1024) unsigned char stage[C::kConverterWarpgroups][C::kStageBytes];
   alignas(1024) unsigned char raw[C::kWarps][C::kRawSlots][2][C::kRawBytes];
   alignas(16) unsigned char heaviest[C::kWarps][2][C::kDim * 2];
   float2 query_centre[C::kDim];  // query in logit units, scaled reference key
@@ -55,9 +55,9 @@ struct Shared {
   Unit unit;
   Walk walk;
   int32_t overflow;  // products too large for fp16 operands
-  TileHead head[C::kGroups];
-  Barrier full[C::kGroups], empty[C::kGroups];
-  Barrier finished;  // a unit's products are in its slot
+  TileHead head[C::kConverterWarpgroups];
+  Barrier full[C::kConverterWarpgroups], empty[C::kConverterWarpgroups];
+  Barrier finished;  // a unit's products are in its partial
   Barrier loaded[C::kWarps][C::kRawSlots];
 };
 

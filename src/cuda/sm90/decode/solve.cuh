@@ -16,7 +16,7 @@ inline constexpr int kPiecesAtOnce = 16;
 template <int kDim>
 struct SolveShared {
   Matrix<kDim> matrix;
-  float matrix_factor[2][kMostParts];                      // of the products of each multiplying warpgroup
+  float matrix_factor[2][kMostParts];                      // of the products of each consumer warpgroup
   float key_factor[kMostParts], value_factor[kMostParts];  // scales relative to the first part's
   float heaviest_weight[kMostParts];
   float away[kMostParts];  // heaviest_weight (k - mean) x
@@ -42,7 +42,7 @@ __device__ __forceinline__ T block_reduce(T x, float* scratch, Op op) {
   return x;
 }
 
-// Matrices are taken in strips of 16 rows, as one warp of the multiplying ones holds them: rows g and g + 8 of a
+// Matrices are taken in strips of 16 rows, as one warp of the consumers holds them: rows g and g + 8 of a
 // thread, of every eight columns (a quad) two. A block takes every kCluster-th strip; its warps share them out.
 template <int kDim, int kCluster>
 struct RowSolve {
@@ -55,7 +55,7 @@ struct RowSolve {
   const Params& p;
   const RowRecord record;
   const int parts;
-  const float* const slots;  // of the first part
+  const float* const partials;  // of the first part
   const int thread = threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, rank;
   const int strip, sub;  // this warp's strip, and which of its quads
   float total, stream;   // weights: of all keys, of all but the heaviest
@@ -66,24 +66,26 @@ struct RowSolve {
         p(params),
         record(params.records[row]),
         parts(record.last - record.first + 1),
-        slots(params.slots + int64_t{row + record.first} * slot_floats(kDim)),
+        partials(params.partials + int64_t{row + record.first} * partial_floats(kDim)),
         rank(rank_),
         strip(rank_ + (threadIdx.x / 32 / kSplit) * kCluster),
         sub(threadIdx.x / 32 % kSplit) {}
 
-  __device__ __forceinline__ const float* slot(int part) const { return slots + int64_t{part} * slot_floats(kDim); }
+  __device__ __forceinline__ const float* partial(int part) const {
+    return partials + int64_t{part} * partial_floats(kDim);
+  }
   // 0: reference key, 1: heaviest key, 2: its value.
   __device__ __forceinline__ const float* vector(int part, int which) const {
-    return slot(part) + kSlotHead + which * kDim;
+    return partial(part) + kPartialHead + which * kDim;
   }
 
   // Weights of the parts relative to the row's maximum. Says whether the row is not usable.
   __device__ bool weigh() {
     float top = -INFINITY, invalid = record.invalid != 0;
-    SlotHead head{};
+    PartialHead head{};
     const bool mine = thread < parts;
     if (mine) {
-      head = *reinterpret_cast<const SlotHead*>(slot(thread));
+      head = *reinterpret_cast<const PartialHead*>(partial(thread));
       if (head.omega != 0) top = static_cast<float>(head.omega_max);
       if (head.heaviest_omega != 0) top = fmaxf(top, static_cast<float>(head.heaviest_max));
       invalid += static_cast<float>(head.invalid);
@@ -92,7 +94,7 @@ struct RowSolve {
     const auto plus = [](float a, float b) { return a + b; };
     top = block_reduce(top, s.reduced, larger);
     invalid = block_reduce(invalid, s.reduced, plus);
-    const SlotHead& first = *reinterpret_cast<const SlotHead*>(slot(0));
+    const PartialHead& first = *reinterpret_cast<const PartialHead*>(partial(0));
     key_scale = first.key_scale, value_scale = first.value_scale;
     float omega = 0, heaviest = 0;
     if (mine) {
@@ -111,22 +113,22 @@ struct RowSolve {
   }
 
   // Sums over keys of column d: in the quad behind those of the keys.
-  __device__ __forceinline__ static int sum_offset(const ProductBlock& block, int d) {
-    return slot_matrix(kDim) + block.from + (block.quads * 128 + d % 64 / 16 * 32 + d % 8 * 4) * 4 + d % 16 / 8 * 2;
+  __device__ __forceinline__ static int sum_offset(const ProductTile& block, int d) {
+    return partial_matrix(kDim) + block.from + (block.quads * 128 + d % 64 / 16 * 32 + d % 8 * 4) * 4 + d % 16 / 8 * 2;
   }
   __device__ void means() {
     const float inverse = 1 / total;
     for (int e = thread; e < 2 * kDim; e += kSolveThreads) {
       const bool value = e >= kDim;
       const int d = e % kDim;
-      const ProductBlock block = value ? value_block(kDim, d / 64) : key_block(kDim, d / 64);
+      const ProductTile block = value ? value_tile(kDim, d / 64) : key_tile(kDim, d / 64);
       const int at = sum_offset(block, d);
       float sum = 0, heavy = 0;
 #pragma unroll 4
       for (int i = 0; i < parts; ++i) {
         const float weight = s.heaviest_weight[i] / total;  // exactly 1 where there is one key
         const float scale = value ? s.value_factor[i] : s.key_factor[i];
-        sum = fmaf(s.matrix_factor[block.group][i] * scale, slot(i)[at], sum);
+        sum = fmaf(s.matrix_factor[block.warpgroup][i] * scale, partial(i)[at], sum);
         heavy = fmaf(weight * (value ? 1 : scale), vector(i, value ? 2 : 1)[d], heavy);
       }
       if (value) {
@@ -141,13 +143,13 @@ struct RowSolve {
   }
 
   // Up to kAtOnce quads of this warp's strip, from the n-th of its own on, over all parts: many loads in flight.
-  __device__ __forceinline__ void gather(float4 (&sum)[kAtOnce], const ProductBlock& block, int n, bool values) const {
-    const float* const from = slots + slot_matrix(kDim) + block.from + (strip % 4 * 32 + lane) * 4;
+  __device__ __forceinline__ void gather(float4 (&sum)[kAtOnce], const ProductTile& block, int n, bool values) const {
+    const float* const from = partials + partial_matrix(kDim) + block.from + (strip % 4 * 32 + lane) * 4;
 #pragma unroll
     for (int e = 0; e < kAtOnce; ++e) sum[e] = {0, 0, 0, 0};
 #pragma unroll 1
     for (int i = 0; i < parts; ++i) {
-      const float* const here = from + int64_t{i} * slot_floats(kDim);
+      const float* const here = from + int64_t{i} * partial_floats(kDim);
       float4 v[kAtOnce];
 #pragma unroll
       for (int e = 0; e < kAtOnce; ++e) {
@@ -155,7 +157,7 @@ struct RowSolve {
         v[e] = quad < block.quads ? *reinterpret_cast<const float4*>(here + quad * 512) : float4{0, 0, 0, 0};
       }
       const float f =
-          s.matrix_factor[block.group][i] * s.key_factor[i] * (values ? s.value_factor[i] : s.key_factor[i]);
+          s.matrix_factor[block.warpgroup][i] * s.key_factor[i] * (values ? s.value_factor[i] : s.key_factor[i]);
 #pragma unroll
       for (int e = 0; e < kAtOnce; ++e) {
         sum[e].x = fmaf(f, v[e].x, sum[e].x), sum[e].y = fmaf(f, v[e].y, sum[e].y);
@@ -166,7 +168,7 @@ struct RowSolve {
 
   // This block's strips of the covariance, into the first block's matrix.
   __device__ void covariance(Matrix<kDim>& to) {
-    const ProductBlock block = key_block(kDim, strip / 4);
+    const ProductTile block = key_tile(kDim, strip / 4);
     const int i0 = 16 * strip + lane / 4, t = lane % 4;
     const float inverse = 1 / total, part = stream * inverse;
 #pragma unroll 1
@@ -298,7 +300,7 @@ struct RowSolve {
   }
   // o of this block's strips. `held`: all quads, where they fit.
   __device__ void output(const float4 (&held)[kAtOnce], bool have, bool nan) {
-    const ProductBlock block = value_block(kDim, strip / 4);
+    const ProductTile block = value_tile(kDim, strip / 4);
     float low = 0, high = 0;
     if (have) {
       multiply_x(held, 0, low, high);
@@ -369,7 +371,7 @@ __global__ void __launch_bounds__(kSolveThreads) solve_kernel(const __grid_const
   static_assert(!kHold || Solve::kQuads <= Solve::kAtOnce);
   float4 held[Solve::kAtOnce];
   if constexpr (kHold) {
-    solve.gather(held, value_block(kDim, solve.strip / 4), 0, true);
+    solve.gather(held, value_tile(kDim, solve.strip / 4), 0, true);
     cluster.sync();
   }
   if (rank == 0) {

@@ -28,11 +28,11 @@ __device__ __forceinline__ void convert(Shared<C>& s, const Params& p, int threa
     run_unit<C>(c, ring, s.unit, s.unit.local + static_cast<int>(blockIdx.x), tiles_done, fills, attempts);
     converters_sync<C>();
   }
-  if (static_cast<uint32_t>(c.group) == tiles_done % C::kGroups) {
-    s.empty[c.group].wait((fills & 1) ^ 1);
-    if (c.lane == 0 && c.warp % 4 == 0) s.head[c.group].flags = kStop;
+  if (static_cast<uint32_t>(c.warpgroup) == tiles_done % C::kConverterWarpgroups) {
+    s.empty[c.warpgroup].wait((fills & 1) ^ 1);
+    if (c.lane == 0 && c.warp % 4 == 0) s.head[c.warpgroup].flags = kStop;
     __syncwarp();
-    s.full[c.group].arrive_for_warp();
+    s.full[c.warpgroup].arrive_for_warp();
   }
 }
 
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) stream_kernel(const __grid_con
   extern __shared__ __align__(1024) unsigned char memory[];
   Shared<C>& s = *reinterpret_cast<Shared<C>*>(memory);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < C::kGroups; ++i) {
+    for (int i = 0; i < C::kConverterWarpgroups; ++i) {
       s.full[i].init(4 * kWarpArrivals);
       s.empty[i].init(4 * C::kMultipliers * kWarpArrivals);
     }
@@ -52,12 +52,12 @@ __global__ void __launch_bounds__(C::kThreads, 1) stream_kernel(const __grid_con
   __syncthreads();
   wait_for_last_kernel();
   let_next_kernel_begin();
-  const int group = threadIdx.x / 128;
+  const int warpgroup = threadIdx.x / 128;
   if constexpr (C::kMultipliers == 2) {
-    if (group == 0) {
+    if (warpgroup == 0) {
       take_registers<136>();
       multiply<C, 0>(s, p);
-    } else if (group == 1) {
+    } else if (warpgroup == 1) {
       take_registers<168>();
       multiply<C, 1>(s, p);
     } else {
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) stream_kernel(const __grid_con
       convert<C>(s, p, threadIdx.x - 256);
     }
   } else {
-    if (group == 0) {
+    if (warpgroup == 0) {
       multiply<C, 0>(s, p);
     } else {
       convert<C>(s, p, threadIdx.x - 128);

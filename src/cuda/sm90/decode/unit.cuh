@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/sm90/decode/convert.cuh"
-#include "cuda/sm90/scale.hpp"
+#include "cuda/tensor/scale.hpp"
 
 namespace lla::cuda::sm90::decode {
 
@@ -45,13 +45,14 @@ struct UnitRun {
   __device__ __forceinline__ int first_key(int tile) const {
     return u.start + tile * kTileKeys + (c.warp % 4) * kWarpKeys;
   }
-  __device__ __forceinline__ int tiles() const { return max(0, u.part.end - u.start + kTileKeys - 1) / kTileKeys; }
-  // Of this group, where the block has done so many.
+  __device__ __forceinline__ int tiles() const { return max(0, u.keys.end - u.start + kTileKeys - 1) / kTileKeys; }
+  // Of this warpgroup, where the block has done so many.
   __device__ __forceinline__ int first_tile(uint32_t tiles_done) const {
-    return static_cast<int>((c.group + C::kGroups - tiles_done % C::kGroups) % C::kGroups);
+    return static_cast<int>((c.warpgroup + C::kConverterWarpgroups - tiles_done % C::kConverterWarpgroups) %
+                            C::kConverterWarpgroups);
   }
   __device__ __forceinline__ void ask(int tile) {
-    if (tile < tiles()) ring.ask(p, from, first_key(tile), u.part, invalid);
+    if (tile < tiles()) ring.ask(p, from, first_key(tile), u.keys, invalid);
   }
 
   // The reference key, maximum and scales, from the row's first keys, sixteen a warp: the same for all parts of a row.
@@ -171,22 +172,23 @@ struct UnitRun {
   }
 
   // All tiles of the part and the one that takes the warps' lesser heaviest keys. Returns whether one of those is too
-  // large for the scales. `tiles_done`: of the block, so far; `fills`: of this group's stage.
-  // The group's first tile is asked for already.
-  __device__ bool stream(int slot, uint32_t tiles_done, uint32_t& fills) {
+  // large for the scales. `tiles_done`: of the block, so far; `fills`: of this warpgroup's stage.
+  // The warpgroup's first tile is asked for already.
+  __device__ bool stream(int partial, uint32_t tiles_done, uint32_t& fills) {
     const int tiles = this->tiles();
     const int own = first_tile(tiles_done);
     c.clear();
 #pragma unroll 1
-    for (int ahead = 1; ahead < C::kRawSlots; ++ahead) ask(own + C::kGroups * ahead);
+    for (int ahead = 1; ahead < C::kRawSlots; ++ahead) ask(own + C::kConverterWarpgroups * ahead);
 #pragma unroll 1
-    for (int tile = own; tile < tiles; tile += C::kGroups) {
+    for (int tile = own; tile < tiles; tile += C::kConverterWarpgroups) {
       const int chunk = tile / kRestart * kRestart;
-      if (chunk > 0 && tile - chunk < C::kGroups && chunk + C::kGroups <= tiles) agree_on_maximum();
-      const uint32_t seen = seen_of(u.part, first_key(tile));
-      c.template tile<true>(ring.take(seen), seen, (fills & 1) ^ 1, tile == 0 ? kFresh : 0, slot);
+      if (chunk > 0 && tile - chunk < C::kConverterWarpgroups && chunk + C::kConverterWarpgroups <= tiles)
+        agree_on_maximum();
+      const uint32_t seen = seen_of(u.keys, first_key(tile));
+      c.template tile<true>(ring.take(seen), seen, (fills & 1) ^ 1, tile == 0 ? kFresh : 0, partial);
       ++fills;
-      ask(tile + C::kGroups * C::kRawSlots);
+      ask(tile + C::kConverterWarpgroups * C::kRawSlots);
     }
     if (c.lane == 0) s.heaviest_logit[c.warp] = c.heaviest;
     const bool large = named_any(kConverterBarrier, C::kConverters, too_large());
@@ -210,7 +212,7 @@ struct UnitRun {
         fence_async_proxy();
         __syncwarp();
       }
-      c.template tile<false>(raw, seen, (fills & 1) ^ 1, (tiles == 0 ? kFresh : 0) | kEnd, slot);
+      c.template tile<false>(raw, seen, (fills & 1) ^ 1, (tiles == 0 ? kFresh : 0) | kEnd, partial);
       ++fills;
     }
     return large;
@@ -227,15 +229,15 @@ struct UnitRun {
     return best;
   }
 
-  // The sum of weights of all warps, and what was kept apart, into the slot.
-  __device__ void publish(float* slot) {
+  // The sum of weights of all warps, and what was kept apart, into the partial.
+  __device__ void publish(float* partial) {
     const float omega = keys_sum(c.omega);
     if (c.lane == 0) s.parts[c.warp] = omega, s.warp_max[c.warp] = c.max;
     const bool wrong = named_any(kConverterBarrier, C::kConverters, invalid) || u.invalid;
     int top = s.warp_max[0];
     for (int w = 1; w < C::kWarps; ++w) top = max(top, s.warp_max[w]);
     const int thread = c.warp * 32 + c.lane;
-    float* const vectors = slot + kSlotHead;
+    float* const vectors = partial + kPartialHead;
     const int best = heaviest_warp();
     const float logit = best < 0 ? 0 : s.heaviest_logit[best];
     const float whole = ceilf(fmaxf(fminf(logit, 1e6f), -1e6f));
@@ -254,7 +256,7 @@ struct UnitRun {
       vectors[2 * C::kDim + thread] = value;
     }
     if (thread == 0) {
-      SlotHead& head = *reinterpret_cast<SlotHead*>(slot);
+      PartialHead& head = *reinterpret_cast<PartialHead*>(partial);
       float sum = 0;
       for (int w = 0; w < C::kWarps; ++w) sum += four_to(s.warp_max[w] - top) * s.parts[w];
       head.omega_max = top;
@@ -270,8 +272,8 @@ struct UnitRun {
 
 // One unit from start to end. `tiles_done` and `fills` as in stream; `attempts` counts all of the block.
 template <class C>
-__device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C>& ring, const Unit& u, int slot, uint32_t& tiles_done,
-                                         uint32_t& fills, uint32_t& attempts) {
+__device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C>& ring, const Unit& u, int partial,
+                                         uint32_t& tiles_done, uint32_t& fills, uint32_t& attempts) {
   Shared<C>& s = c.s;
   const Params& p = c.p;
   UnitRun<C> run(c, ring, u);
@@ -287,9 +289,9 @@ __device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C>& ring, const U
     if (thread < C::kDim) s.query_centre[thread].y = s.centre[thread] * c.key_scale;
     if (thread == 0) s.overflow = 0;
     converters_sync<C>();
-    const bool large = run.stream(slot, tiles_done, fills);
+    const bool large = run.stream(partial, tiles_done, fills);
     tiles_done += run.tiles() + 1;
-    run.publish(p.slots + int64_t{slot} * slot_floats(C::kDim));
+    run.publish(p.partials + int64_t{partial} * partial_floats(C::kDim));
     s.finished.wait(attempts++ & 1);
     if (!(large || s.overflow) || redo == kMostRedos) break;
     c.key_scale *= 1.0f / (1 << kRedoBits);

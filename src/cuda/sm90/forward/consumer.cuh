@@ -1,20 +1,20 @@
-// A multiplying warpgroup: 64 queries of a block through all passes over their keys.
+// A consumer warpgroup: 64 queries of a block through all passes over their keys.
 //   1. means (scores, W K)                         -> ω, mean key; cached weights
-//   2. conjugate gradients (scores, P Kᵀ, U K)     -> x; without the scores when weights are cached
+//   2. conjugate gradients (scores, d Kᵀ, U K)     -> x; without the scores when weights are cached
 //   3. mean value (scores, W V)                    -> if it is to be saved, or o needs it
 //   4. output (scores, x Kᵀ high and low, U V)     -> o; without the low part where it cannot show
 #pragma once
 
-#include "cuda/sm90/forward/output_direction.cuh"
-#include "cuda/sm90/rows_io.cuh"
 #include "cuda/sm90/solve/solver.cuh"
+#include "cuda/tensor/output_direction.cuh"
+#include "cuda/tensor/rows_io.cuh"
 
 namespace lla::cuda::sm90 {
 
 template <class Config>
 struct ForwardConsumer : Solver<Config> {
   using Base = Solver<Config>;
-  using Base::group, Base::p, Base::parity, Base::rows, Base::s, Base::t, Base::tiles;
+  using Base::warpgroup, Base::params, Base::parity, Base::rows, Base::shared, Base::feed, Base::tiles;
   using typename Base::DirectionWords;
   using typename Base::Parts;
   using typename Base::Vector;
@@ -28,7 +28,7 @@ struct ForwardConsumer : Solver<Config> {
     Pair<float> squares = {0, 0};
 #pragma unroll
     for (int i = 0; i < kDim / 4; ++i) {
-      const float2 q = unpack(tile_word<uint32_t>(s.queries(group), lane.tile_offset(i / 2, i & 1)));
+      const float2 q = unpack(tile_word<uint32_t>(shared.queries(warpgroup), lane.tile_offset(i / 2, i & 1)));
       squares[i & 1] += q.x * q.x + q.y * q.y;
     }
 #pragma unroll
@@ -84,27 +84,28 @@ struct ForwardConsumer : Solver<Config> {
     SolveMemory::store_course(this->row_state(), {{0, 0}, {0, 0}, {balance[0], balance[1]}, {0, 0}}, lane);
     Fragment<kDim>::store(this->section(WorkspaceLayout::kMeanK), mean, lane.thread);
 
-    const ForwardBlock b = tiles().item;
+    const ForwardItem b = tiles().item;
     const OwnRows own_rows(b.block, tiles().first_row, lane);
     const HeadScales head = tiles().head;
     Pair<bool> good;
     Pair<uint32_t> marks;
     Pair<KeyRange> keys;
     this->visible(keys, lane);
-    marks_seen(marks, p, b.head_index, b.key_row, keys, lane);
+    marks_seen(marks, params, b.copy_index, b.key_row, keys, lane);
     Pair<float> back;  // fp16 query -> query in units of the keys
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float q_scale = s.row_scales(group)[lane.row + 8 * r];
+      const float q_scale = shared.row_scales(warpgroup)[lane.row + 8 * r];
       good[r] = finite(q_scale) && !(marks[r] & kNotFinite);
-      back[r] = (p.negative_scale ? -head.key : head.key) / (finite(q_scale) ? q_scale : 1.0f);
-      solve.ridge[r] = p.ridge.per_dim ? 0.0f : scaled_ridge(row_ridge(p.ridge, b.block, own_rows.row[r]), head.key);
+      back[r] = (params.negative_scale ? -head.key : head.key) / (finite(q_scale) ? q_scale : 1.0f);
+      solve.ridge[r] =
+          params.ridge.per_dim ? 0.0f : scaled_ridge(row_ridge(params.ridge, b.block, own_rows.row[r]), head.key);
       good[r] = good[r] && solve.ridge[r] >= 0;
     }
     Vector rhs;
 #pragma unroll
     for (int i = 0; i < kDim / 4; ++i) {
-      const float2 q = unpack(tile_word<uint32_t>(s.queries(group), lane.tile_offset(i / 2, i & 1)));
+      const float2 q = unpack(tile_word<uint32_t>(shared.queries(warpgroup), lane.tile_offset(i / 2, i & 1)));
       rhs[2 * i] = fmaf(q.x, back[i & 1], -mean[2 * i]);
       rhs[2 * i + 1] = fmaf(q.y, back[i & 1], -mean[2 * i + 1]);
     }
@@ -112,16 +113,16 @@ struct ForwardConsumer : Solver<Config> {
     if (uniform(head.shifted)) {
 #pragma unroll
       for (int i = 0; i < kDim / 4; ++i) {
-        const float2 c = key_shift<kDim>(p, b.head_index, i / 2, lane);
+        const float2 c = key_shift<kDim>(params, b.copy_index, i / 2, lane);
         rhs[2 * i] = fmaf(-head.key, c.x, rhs[2 * i]);
         rhs[2 * i + 1] = fmaf(-head.key, c.y, rhs[2 * i + 1]);
       }
-      logit_shift<kDim>(shift, p, b.head_index, s.queries(group), {rows.scale[0] * head.key, rows.scale[1] * head.key},
-                        lane);
+      logit_shift<kDim>(shift, params, b.copy_index, shared.queries(warpgroup),
+                        {rows.scale[0] * head.key, rows.scale[1] * head.key}, lane);
     }
-    if (p.ridge.per_dim) {
-      load_ridge<kDim>(this->section(WorkspaceLayout::kRidge), rhs, mean, solve.ridge, good, p, b.block, own_rows.row,
-                       head.key, lane);
+    if (params.ridge.per_dim) {
+      load_ridge<kDim>(this->section(WorkspaceLayout::kRidge), rhs, mean, solve.ridge, good, params, b.block,
+                       own_rows.row, head.key, lane);
     }
     Fragment<kDim>::store_half(reinterpret_cast<uint4*>(this->section(WorkspaceLayout::kMeanHalf)), mean, lane.thread);
     Pair<bool> several;
@@ -139,21 +140,22 @@ struct ForwardConsumer : Solver<Config> {
       solve.rr_start[r] = 0;  // there is nothing to solve
       if (good[r] && solve.omega[r] > 0 && solve.ridge[r] == 0) solve.status[r] = LLA_ROW_BREAKDOWN;
     }
-    if (p.saved.x != nullptr && lane.column == 0) {
+    if (params.saved.x != nullptr && lane.column == 0) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         if (!own_rows.exists[r]) continue;
-        const int64_t index = row_index(p, b.block, own_rows.row[r]);
+        const int64_t index = row_index(params, b.block, own_rows.row[r]);
         const bool seen = solve.omega[r] > 0;
         const float whole = ceilf(shift[r]);
-        p.saved.max[index] = !good[r] ? NAN : seen ? bounds[r] + whole : 0.0f;
-        p.saved.omega[index] = !good[r] ? NAN
-                               : seen ? ldexpf(solve.omega[r] / kWeightScale, solve.loose[r]) * exp2f(shift[r] - whole)
-                                      : 0.0f;
+        params.saved.max[index] = !good[r] ? NAN : seen ? bounds[r] + whole : 0.0f;
+        params.saved.omega[index] =
+            !good[r] ? NAN
+            : seen   ? ldexpf(solve.omega[r] / kWeightScale, solve.loose[r]) * exp2f(shift[r] - whole)
+                     : 0.0f;
       }
     }
-    this->sync_group();  // the scales of the queries have been read by all
-    Fragment<kDim>::store(s.residual[group], rhs, lane.thread);
+    this->sync_warpgroup();  // the scales of the queries have been read by all
+    Fragment<kDim>::store(shared.residual[warpgroup], rhs, lane.thread);
     Fragment<kDim>::store(this->section(kTarget), rhs, lane.thread);
     make_direction<kDim>(direction, rhs, mean, head.key_norm, solve, d);
     Fragment<kDim>::fill(this->section(WorkspaceLayout::kX), 0.0f, lane.thread);
@@ -177,8 +179,8 @@ struct ForwardConsumer : Solver<Config> {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float balance = course.note[r], steps = course.steps[r];
-      shows |= goes_on(solve, r) && (balance * steps > p.most_steps * (1 + fmaxf(course.size[r], 0.0f)) ||
-                                     drift_squared(balance, steps, key_norm) > p.most_drift * solve.rr_start[r]);
+      shows |= goes_on(solve, r) && (balance * steps > params.most_steps * (1 + fmaxf(course.size[r], 0.0f)) ||
+                                     drift_squared(balance, steps, key_norm) > params.most_drift * solve.rr_start[r]);
     }
     return shows;
   }
@@ -245,19 +247,19 @@ struct ForwardConsumer : Solver<Config> {
   // r = b - Λ x - (the product with x's high part), then less that with its low part.
   __device__ __forceinline__ void subtract_part(const Vector& product, const Pair<float>& sums, const Pair<float>& undo,
                                                 int part, const Solve& solve, const Lane& lane) const {
-    float4* const residual = reinterpret_cast<float4*>(s.residual[group]) + lane.thread;
+    float4* const residual = reinterpret_cast<float4*>(shared.residual[warpgroup]) + lane.thread;
     const auto section = [&](int which) { return reinterpret_cast<const float4*>(this->section(which)) + lane.thread; };
 #pragma unroll
     for (int i = 0; i < kDim / 8; ++i) {
       keep_order();
-      const float4 m4 = __ldcg(section(WorkspaceLayout::kMeanK) + i * kWarpgroup);
-      float4 from = residual[i * kWarpgroup], x4 = make_float4(0, 0, 0, 0);
+      const float4 m4 = __ldcg(section(WorkspaceLayout::kMeanK) + i * kWarpgroupThreads);
+      float4 from = residual[i * kWarpgroupThreads], x4 = make_float4(0, 0, 0, 0);
       if (part == 0) {
-        from = __ldcg(section(kTarget) + i * kWarpgroup);
-        x4 = __ldcg(section(WorkspaceLayout::kX) + i * kWarpgroup);
+        from = __ldcg(section(kTarget) + i * kWarpgroupThreads);
+        x4 = __ldcg(section(WorkspaceLayout::kX) + i * kWarpgroupThreads);
       }
       float4 l4 = make_float4(solve.ridge[0], solve.ridge[0], solve.ridge[1], solve.ridge[1]);
-      if (p.ridge.per_dim) l4 = __ldcg(section(WorkspaceLayout::kRidge) + i * kWarpgroup);
+      if (params.ridge.per_dim) l4 = __ldcg(section(WorkspaceLayout::kRidge) + i * kWarpgroupThreads);
       const float m[4] = {m4.x, m4.y, m4.z, m4.w}, f[4] = {from.x, from.y, from.z, from.w};
       const float x[4] = {x4.x, x4.y, x4.z, x4.w}, l[4] = {l4.x, l4.y, l4.z, l4.w};
       float out[4];
@@ -266,7 +268,7 @@ struct ForwardConsumer : Solver<Config> {
         const float data = undo[j / 2] * fmaf(-sums[j / 2], m[j], product[4 * i + j]);
         out[j] = l[j] < INFINITY ? fmaf(-l[j], x[j], f[j]) - data : 0.0f;  // +inf: projected out
       }
-      residual[i * kWarpgroup] = make_float4(out[0], out[1], out[2], out[3]);
+      residual[i * kWarpgroupThreads] = make_float4(out[0], out[1], out[2], out[3]);
     }
   }
   // Conjugate gradients from the residual there is. Returns whether a row of this thread goes on.
@@ -279,7 +281,7 @@ struct ForwardConsumer : Solver<Config> {
     Pair<float> squares = {0, 0};
 #pragma unroll
     for (int i = 0; i < kDim / 8; ++i) {
-      const float4 v = reinterpret_cast<const float4*>(s.residual[group])[i * kWarpgroup + lane.thread];
+      const float4 v = reinterpret_cast<const float4*>(shared.residual[warpgroup])[i * kWarpgroupThreads + lane.thread];
       r[4 * i] = v.x, r[4 * i + 1] = v.y, r[4 * i + 2] = v.z, r[4 * i + 3] = v.w;
       squares[0] = fmaf(v.x, v.x, fmaf(v.y, v.y, squares[0]));
       squares[1] = fmaf(v.z, v.z, fmaf(v.w, v.w, squares[1]));
@@ -330,7 +332,7 @@ struct ForwardConsumer : Solver<Config> {
     const bool more = this->publish(active);
     const int live = this->live_tiles();
     const bool refreshed = more && solve_rows(direction, d, live);
-    const bool split = this->few_keys() || refreshed;
+    const bool two_parts = this->few_keys() || refreshed;
     const Needs needs = write_x(direction, d);
     if (this->publish(needs.mean_value)) {
       write_mean_value(direction, live);
@@ -339,19 +341,19 @@ struct ForwardConsumer : Solver<Config> {
     Vector acc;
     Pair<float> sums;
     this->template weighted_pass<true>(acc, sums, direction, needs.low_part ? Parts::both : Parts::high, d, live,
-                                       split);
+                                       two_parts);
     write_output(acc, sums, needs);
   }
 
   // Whether a row of this thread needs what rounding x to fp16 leaves over. All in units of the scaled keys; x·(q -
   // mean) is at least |q - mean|² over the largest curvature.
   __device__ __forceinline__ bool needs_low_part(const Pair<float>& squares, const Solve& solve) const {
-    if (tiles().few_keys || p.ridge.per_dim) return true;
+    if (tiles().few_keys || params.ridge.per_dim) return true;
     bool low = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float square = squares[r];
-      const float least = p.low_parts.least(square, solve.curvature[r], solve.ridge[r] * square);
+      const float least = params.low_parts.least(square, solve.curvature[r], solve.ridge[r] * square);
       low |= square > 0 && !(least <= solve.rr_start[r] / solve.curvature[r]);
     }
     return low;
@@ -366,7 +368,7 @@ struct ForwardConsumer : Solver<Config> {
     const float steps = static_cast<float>(tiles().count * (kKeys / 16));
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      needs[r] = !(0x1p-25f * steps * quad_sum(products[r]) <= p.sum_error);
+      needs[r] = !(0x1p-25f * steps * quad_sum(products[r]) <= params.sum_error);
     }
   }
 
@@ -394,15 +396,17 @@ struct ForwardConsumer : Solver<Config> {
     const bool low = this->any(needs_low_part(squares, solve));
     SolveMemory::store_course(this->row_state(), course, lane);
     Pair<float> one;
-    make_output_direction<kDim>(direction, x, mean, s.spare_operand(group), low, lane, head, solve.loose, d, one);
+    make_output_direction<kDim>(direction, x, mean, shared.spare_operand(warpgroup), low, lane, head, solve.loose, d,
+                                one);
     Pair<bool> value;
     needs_mean_value(value, x, mean);
     if (lane.column == 0) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) s.row_scales(group)[lane.row + 8 * r] = value[r] ? -one[r] : one[r];
+      for (int r = 0; r < 2; ++r) shared.row_scales(warpgroup)[lane.row + 8 * r] = value[r] ? -one[r] : one[r];
     }
     fence_async_proxy();
-    const bool any = named_any(kGroupBarrier + group, kWarpgroup, p.saved.x != nullptr || value[0] || value[1]);
+    const bool any =
+        named_any(kWarpgroupBarrier + warpgroup, kWarpgroupThreads, params.saved.x != nullptr || value[0] || value[1]);
     return {low, uniform(any) != 0};
   }
 
@@ -417,13 +421,13 @@ struct ForwardConsumer : Solver<Config> {
   }
 
   // x, mean keys and mean values, which wait in the scratch memory.
-  __device__ __forceinline__ void save_vectors(const Block& block, int head_index, const HeadScales& head,
+  __device__ __forceinline__ void save_vectors(const QueryBlock& block, int copy_index, const HeadScales& head,
                                                const Solve& solve, const Lane& lane) const {
 #pragma unroll 1
     for (int which = WorkspaceLayout::kMeanK; which <= WorkspaceLayout::kX; ++which) {
       const bool value = which == WorkspaceLayout::kMeanV, x = which == WorkspaceLayout::kX;
-      const int dim = value ? p.value_dim : p.dim;
-      const Rows to = saved_rows(value ? p.saved.mean_v : x ? p.saved.x : p.saved.mean_k, dim, p);
+      const int dim = value ? params.value_dim : params.dim;
+      const Rows to = saved_rows(value ? params.saved.mean_v : x ? params.saved.x : params.saved.mean_k, dim, params);
       const RowStore store(to, dim, block, tiles().first_row, lane);
       Pair<float> scale;
 #pragma unroll
@@ -433,9 +437,9 @@ struct ForwardConsumer : Solver<Config> {
       const float4* const from = reinterpret_cast<const float4*>(this->section(which)) + lane.thread;
 #pragma unroll 4
       for (int i = 0; i < kDim / 8; ++i) {
-        const float4 v = __ldcg(from + i * kWarpgroup);
+        const float4 v = __ldcg(from + i * kWarpgroupThreads);
         float2 c = make_float2(0, 0);
-        if (head.shifted && which == WorkspaceLayout::kMeanK) c = key_shift<kDim>(p, head_index, i, lane);
+        if (head.shifted && which == WorkspaceLayout::kMeanK) c = key_shift<kDim>(params, copy_index, i, lane);
         const Pair<float> seen = {solve.omega[0] > 0 ? 1.0f : 0.0f, solve.omega[1] > 0 ? 1.0f : 0.0f};
         store(i, make_float4(fmaf(v.x, scale[0], seen[0] * c.x), fmaf(v.y, scale[0], seen[0] * c.y),
                              fmaf(v.z, scale[1], seen[1] * c.x), fmaf(v.w, scale[1], seen[1] * c.y)));
@@ -446,7 +450,7 @@ struct ForwardConsumer : Solver<Config> {
   // o = Σ U v / Σ U or, where the mean value is needed, (Σ U v - (Σ U - ω) mean_v) / ω; and everything else the caller
   // asked for.
   __device__ __forceinline__ void write_output(Vector& acc, const Pair<float>& sums, const Needs& needs) {
-    const ForwardBlock b = tiles().item;
+    const ForwardItem b = tiles().item;
     const Lane lane = Base::own_lane();
     const OwnRows own_rows(b.block, tiles().first_row, lane);
     const HeadScales head = tiles().head;
@@ -455,7 +459,7 @@ struct ForwardConsumer : Solver<Config> {
     Pair<float> total, excess, scale;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float one = s.row_scales(group)[lane.row + 8 * r], expected = fabsf(one) * solve.omega[r];
+      const float one = shared.row_scales(warpgroup)[lane.row + 8 * r], expected = fabsf(one) * solve.omega[r];
       total[r] = one < 0 ? expected : fmaxf(sums[r], 0.5f * expected);
       excess[r] = one < 0 ? sums[r] - expected : 0.0f;
       scale[r] = solve.status[r] == LLA_ROW_NAN ? NAN : 1.0f / head.value;
@@ -472,21 +476,22 @@ struct ForwardConsumer : Solver<Config> {
       const int r = row_of(e);
       acc[e] = divide(acc[e], total[r], inverse[r]) * scale[r];
     }
-    this->sync_group();  // x's low part has been read by all
-    store_output<kDim>(p.o, acc, p.value_dim, b.block, tiles().first_row, lane, s.spare_operand(group));
-    if (p.saved.x != nullptr) save_vectors(b.block, b.head_index, head, solve, lane);
+    this->sync_warpgroup();  // x's low part has been read by all
+    store_output<kDim>(params.o, acc, params.value_dim, b.block, tiles().first_row, lane,
+                       shared.spare_operand(warpgroup));
+    if (params.saved.x != nullptr) save_vectors(b.block, b.copy_index, head, solve, lane);
     if (lane.column != 0) return;
     Course course;
     SolveMemory::fetch_course(course, this->row_state(), lane);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (!own_rows.exists[r]) continue;
-      const int64_t index = row_index(p, b.block, own_rows.row[r]);
-      if (p.info.iterations != nullptr) p.info.iterations[index] = solve.iterations[r];
+      const int64_t index = row_index(params, b.block, own_rows.row[r]);
+      if (params.info.iterations != nullptr) params.info.iterations[index] = solve.iterations[r];
       const float told =
           told_residual(solve, r, course.note[r], course.steps[r], course.size[r], course.along[r], head.key_norm);
-      if (p.info.residual != nullptr) p.info.residual[index] = told;
-      if (p.info.status != nullptr) p.info.status[index] = this->told_status(solve, r, told);
+      if (params.info.residual != nullptr) params.info.residual[index] = told;
+      if (params.info.status != nullptr) params.info.status[index] = this->told_status(solve, r, told);
     }
   }
 };

@@ -1,4 +1,4 @@
-// The forward kernel: one persistent block per multiprocessor, a copying warpgroup and two that multiply.
+// The forward kernel: one persistent block per multiprocessor, a producer warpgroup and two consumers.
 #pragma once
 
 #include "cuda/sm90/forward/consumer.cuh"
@@ -10,13 +10,14 @@ namespace lla::cuda::sm90 {
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     forward_kernel(const __grid_constant__ CUtensorMap keys, const __grid_constant__ CUtensorMap values,
-                   const __grid_constant__ ForwardParams p) {
+                   const __grid_constant__ ForwardParams params) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  auto& s = *reinterpret_cast<ForwardShared<Config>*>(memory);
-  s.init();
+  auto& shared = *reinterpret_cast<ForwardShared<Config>*>(memory);
+  shared.init();
   const int warpgroup = own_warpgroup();
-  ForwardProducer<Config> producer{{s, p, &keys, &values, p.weights + blockIdx.x * p.weights_stride, own_warp()}};
-  ForwardConsumer<Config> consumer{{{s, p, warpgroup - 1}}};
+  ForwardProducer<Config> producer{
+      {shared, params, &keys, &values, params.weights + blockIdx.x * params.weights_stride, own_warp()}};
+  ForwardConsumer<Config> consumer{{{shared, params, warpgroup - 1}}};
   run_roles<Config>(warpgroup, producer, consumer);
 }
 

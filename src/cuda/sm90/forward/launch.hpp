@@ -4,8 +4,8 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
-#include "cuda/sm90/params.hpp"
 #include "cuda/sm90/solve/config.hpp"
+#include "cuda/tensor/params.hpp"
 
 namespace lla::cuda::sm90 {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "cuda/sm90/schedule.hpp"
+#include "cuda/tensor/schedule.hpp"
 
 namespace lla::cuda::sm90 {
 
@@ -16,10 +16,10 @@ struct ForwardConfig {
   static constexpr int kDim = kDim_;
   static constexpr bool kCached = kCached_;  // weights kept in the workspace instead of recomputed in every pass
   static constexpr int kKeys = tile_keys(kDim);
-  static constexpr int kGroups = 2;  // consumer warpgroups, 64 queries each
+  static constexpr int kWarpgroups = 2;  // consumer warpgroups, 64 queries each
   // Each has an item and a stream of tiles of its own: one multiplies while the other works on its vectors. (To share
   // them halves what is read of the keys, and costs a tenth of the time.)
-  static constexpr int kItemRows = kGroupRows;
+  static constexpr int kItemRows = kWarpgroupRows;
   // Shared memory is full. D = 128: 2 x 3 x 20 KiB of tiles, 64 of residuals, and 2 x 2 x 10 of weights or 32 of
   // queries. D = 64: 2 x 4 x 16 of tiles, 32 of residuals, and 2 x 2 x 16 of weights or 16 of queries.
   static constexpr int kStages = kDim == 128 ? 3 : 4;    // of a stream
@@ -28,9 +28,9 @@ struct ForwardConfig {
   // worse.
   static constexpr bool kWeightsFirst = kStages == kWeightStages + 1;
   static constexpr int kTileElements = kKeys * kDim;
-  static constexpr int kThreads = (kGroups + 1) * 128;
+  static constexpr int kThreads = (kWarpgroups + 1) * 128;
   // Of the 168 a thread starts with. Recomputing takes all a consumer can have; with cached weights there are some for
-  // the copying threads, whose addresses are spilled otherwise.
+  // the producers, whose addresses are spilled otherwise.
   static constexpr int kProducerRegisters = kCached ? 40 : 24, kConsumerRegisters = kCached ? 232 : 240;
   // Tiles beyond 32 times this are never skipped. Cached weights of more would be gigabytes.
   static constexpr int kLiveWords = kCached ? 16 : 64;

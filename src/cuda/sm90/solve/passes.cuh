@@ -1,4 +1,4 @@
-// A multiplying warpgroup's passes over the keys: products, weights and sums, nothing of the solve.
+// A consumer warpgroup's passes over the keys: products, weights and sums, nothing of the solve.
 //
 // In every pass the next tile's scores are issued first, then this tile's product with keys or values: the arithmetic
 // on the scores hides behind the latter, and behind the other warpgroup's products. Nothing is in flight when a pass
@@ -7,11 +7,11 @@
 
 #include <type_traits>
 
-#include "cuda/sm90/block.cuh"
-#include "cuda/sm90/cg.cuh"
 #include "cuda/sm90/mma.cuh"
 #include "cuda/sm90/solve/shared.cuh"
-#include "cuda/sm90/weights.cuh"
+#include "cuda/tensor/block.cuh"
+#include "cuda/tensor/cg.cuh"
+#include "cuda/tensor/weights.cuh"
 
 namespace lla::cuda::sm90 {
 
@@ -28,26 +28,26 @@ struct Passes {
   // Of the direction, in the output pass: with none U is W, and the pass makes the mean value.
   enum class Parts { none, high, both };
 
-  using Slot = typename decltype(Stream<Config>::ring)::Slot;
+  using Slot = typename decltype(Feed<Config>::ring)::Slot;
   using WeightSlot = typename std::remove_extent_t<decltype(ForwardShared<Config>::weight_ring)>::Slot;
 
-  ForwardShared<Config>& s;
-  const ForwardParams& p;
-  const int group;  // of the block
-  Stream<Config>& t = s.stream[group];
+  ForwardShared<Config>& shared;
+  const ForwardParams& params;
+  const int warpgroup;  // of the block
+  Feed<Config>& feed = shared.feed[warpgroup];
   Slot next;  // of the ring
   WeightSlot next_weights;
   int parity = 0;  // of the item
   RowLogits rows;
 
-  __device__ __forceinline__ static Lane own_lane() { return Lane(threadIdx.x % kWarpgroup); }
-  __device__ __forceinline__ const GroupTiles& tiles() const { return t.tiles[parity]; }
-  __device__ __forceinline__ __half* tile_at(const Slot& slot) const { return s.tiles[group][slot.stage]; }
+  __device__ __forceinline__ static Lane own_lane() { return Lane(threadIdx.x % kWarpgroupThreads); }
+  __device__ __forceinline__ const WarpgroupTiles& tiles() const { return feed.tiles[parity]; }
+  __device__ __forceinline__ __half* tile_at(const Slot& slot) const { return shared.tiles[warpgroup][slot.stage]; }
 
   __device__ __forceinline__ void visible(Pair<KeyRange>& keys, const Lane& lane) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      keys[r] = visible_keys(p.shape, int64_t{tiles().diagonal} + lane.row + 8 * r, tiles().length_k);
+      keys[r] = visible_keys(params.shape, int64_t{tiles().diagonal} + lane.row + 8 * r, tiles().length_k);
   }
   __device__ __forceinline__ void mask(Scores& scores, int tile, TileRange clear) const {
     if (tile >= clear.begin && tile < clear.end) return;
@@ -58,17 +58,17 @@ struct Passes {
   }
 
   __device__ __forceinline__ void issue_logits(Scores& scores, const Slot& key) const {
-    product_transposed<kDim, kKeys>(scores, s.queries(group), tile_at(key));
+    product_transposed<kDim, kKeys>(scores, shared.queries(warpgroup), tile_at(key));
     mma_commit();
   }
   // The assembler moves arithmetic past a wait for products, which then hides nothing, but not past a branch: this is
   // one. The tile is there and held, so nobody waits.
-  __device__ __forceinline__ void finish_before(const Slot& held) const { t.ring.wait(held); }
+  __device__ __forceinline__ void finish_before(const Slot& held) const { feed.ring.wait(held); }
 
   // acc += U B, with the row sums of U behind it where ones make them; where not, they are added up in `sums`.
   __device__ __forceinline__ void add_product(Sums& acc, const Words& u, const __half* b) const {
     if constexpr (Config::kOnes) {
-      product_with_sums<kKeys>(acc, u, b, &s.ones);
+      product_with_sums<kKeys>(acc, u, b, &shared.ones);
     } else {
       product<kDim, kKeys>(acc, u, b);
     }
@@ -110,7 +110,7 @@ struct Passes {
       Words w;
       define(scores);
       Slot key = next.take();
-      t.ring.wait(key);
+      feed.ring.wait(key);
       mma_fence();
       issue_logits(scores, key);
       mma_wait<0>();
@@ -126,11 +126,11 @@ struct Passes {
           mma_commit();
           mma_wait<0>();
           pin(keys);
-          t.ring.release(key);
+          feed.ring.release(key);
           break;
         }
         const Slot next_key = next.take();
-        t.ring.wait(next_key);
+        feed.ring.wait(next_key);
         mma_fence();
         issue_logits(scores, next_key);
         add_product(keys, w, tile_at(key));
@@ -141,7 +141,7 @@ struct Passes {
         finish_before(key);
         mma_wait<0>();
         pin(scores);
-        t.ring.release(key);
+        feed.ring.release(key);
         pack_scores<kKeys>(w, scores);
         key = next_key;
       }
@@ -170,15 +170,15 @@ struct Passes {
 #pragma unroll
     for (int i = 0; i < kKeys / 4; ++i) any |= w[i];
     if (__any_sync(0xffffffffu, any != 0) && threadIdx.x % 32 == 0 && tile < Config::kLiveWords * 32) {
-      atomicOr(&t.live[parity].bits[tile / 32], 1u << (tile % 32));
+      atomicOr(&feed.live[parity].bits[tile / 32], 1u << (tile % 32));
     }
     if constexpr (Config::kCached) {
-      uint4* const block = p.weights + blockIdx.x * p.weights_stride;
-      Cache::store(Cache::at(block, tile, group), w, threadIdx.x % kWarpgroup);
+      uint4* const block = params.weights + blockIdx.x * params.weights_stride;
+      Cache::store(Cache::at(block, tile, warpgroup), w, threadIdx.x % kWarpgroupThreads);
     }
   }
 
-  // Issues what a tile's U is made of: raw scores (unless cached) and raw E = P Kᵀ, of x with its low part.
+  // Issues what a tile's U is made of: raw scores (unless cached) and raw E = d Kᵀ, of x with its low part.
   template <bool kOutput>
   __device__ __forceinline__ void issue_scores(Scores& scores, Scores& e, const DirectionWords& direction, Parts parts,
                                                const Slot& key) const {
@@ -186,23 +186,23 @@ struct Passes {
     if (!kOutput || parts != Parts::none) product_transposed<kDim, kKeys>(e, direction, tile_at(key));
     if (kOutput && parts == Parts::both) {
       mma_fence();
-      product_transposed<kDim, kKeys, true>(e, s.spare_operand(group), tile_at(key));
+      product_transposed<kDim, kKeys, true>(e, shared.spare_operand(warpgroup), tile_at(key));
     }
     if (kOutput) mma_fence();
     mma_commit();
   }
 
-  // The weights of a tile: read back, or made from its scores once they are there. kBehind: groups of products
+  // The weights of a tile: read back, or made from its scores once they are there. kBehind: batches of products
   // committed after them, E for one.
   template <int kBehind>
   __device__ __forceinline__ void take_weights(Words& w, Scores& scores, int tile, TileRange clear) {
     if constexpr (Config::kCached) {
       const WeightSlot slot = next_weights.take();
-      s.weight_ring[group].wait(slot);
-      Cache::load(w, s.weights(group, slot.stage), threadIdx.x % kWarpgroup);
+      shared.weight_ring[warpgroup].wait(slot);
+      Cache::load(w, shared.weights(warpgroup, slot.stage), threadIdx.x % kWarpgroupThreads);
       pin(w);
       __syncwarp();  // one lane speaks for all that have read
-      s.weight_ring[group].release(slot, Cache::all(w));
+      shared.weight_ring[warpgroup].release(slot, Cache::all(w));
     } else {
       mma_wait<kBehind>();
       pin(scores);
@@ -212,7 +212,7 @@ struct Passes {
     }
   }
 
-  // E, scaled and centred, in fp16, once it is there. kBehind: groups of products committed after it.
+  // E, scaled and centred, in fp16, once it is there. kBehind: batches of products committed after it.
   template <int kBehind>
   __device__ __forceinline__ void take_centred(Words& centred, Scores& e, const Direction& d, const Slot& held) const {
     mma_wait<kBehind>();
@@ -253,33 +253,34 @@ struct Passes {
   };
   // acc = Σ U k over the live tiles (Σ U v in the output pass, where the direction may have a low part) and the row
   // sums of the rounded U. At the end of every run of tiles, and so of the last, `meanwhile` is called with the run's
-  // last product under way. `split`: U in two parts.
+  // last product under way. `two_parts`: U in two parts.
   template <bool kOutput, class Meanwhile = Nothing>
   __device__ __forceinline__ void weighted_pass(Vector& acc, Pair<float>& sums, const DirectionWords& direction,
-                                                Parts parts, const Direction& d, int live, bool split,
+                                                Parts parts, const Direction& d, int live, bool two_parts,
                                                 const Meanwhile& meanwhile = {}) {
     sums[0] = sums[1] = 0;
-    if (split) {
+    if (two_parts) {
       define(acc);
-      split_tiles<kOutput>(acc, sums, direction, parts, d, live);
+      two_part_tiles<kOutput>(acc, sums, direction, parts, d, live);
       meanwhile();
       sums[0] = quad_sum(sums[0]);
       sums[1] = quad_sum(sums[1]);
     } else {
       Sums both;
       define(both);
-      whole_tiles<kOutput>(both, sums, direction, parts, d, live, meanwhile);
+      one_part_tiles<kOutput>(both, sums, direction, parts, d, live, meanwhile);
       separate(acc, sums, both);
     }
   }
 
   template <bool kOutput, class Meanwhile>
-  __device__ __forceinline__ void whole_tiles(Sums& acc, Pair<float>& sums, const DirectionWords& direction,
-                                              Parts parts, const Direction& d, int live, const Meanwhile& meanwhile) {
+  __device__ __forceinline__ void one_part_tiles(Sums& acc, Pair<float>& sums, const DirectionWords& direction,
+                                                 Parts parts, const Direction& d, int live,
+                                                 const Meanwhile& meanwhile) {
     // Values of a tile are the last to come. Weights that are read back need not wait for them.
     constexpr bool kValuesLate = kOutput && Config::kCached;
     const TileRange clear = uniform(tiles().clear);
-    auto walk = t.warp_walk(parity);
+    auto walk = feed.warp_walk(parity);
     Slot key = take_after(next, live > 0);
     int i = 0;
     Pair<float> own = {0, 0};  // this thread's part of the sums
@@ -293,24 +294,24 @@ struct Passes {
       if constexpr (!Config::kCached) define(scores);
       define(e);
       if (kOutput) pin(e);  // zeros, for Parts::none
-      t.ring.wait(key);
+      feed.ring.wait(key);
       mma_fence();
       issue_scores<kOutput>(scores, e, direction, parts, key);
       take_weights<1>(w, scores, tile, clear);
       take_centred<0>(centred, e, d, key);
-      if constexpr (kOutput) t.ring.release(key);
+      if constexpr (kOutput) feed.ring.release(key);
       multiply_words(u, w, centred);
       for (; i + 1 < end; ++i) {
         const Slot after = take_after(key, true), factor = take_factor<kOutput>(key);
         if (!kOutput || parts != Parts::none) define(e);  // anew: kept, E would be copied to where it is multiplied
         pin(u);
-        t.ring.wait(after);
-        if constexpr (kOutput && !kValuesLate) t.ring.wait(factor);
+        feed.ring.wait(after);
+        if constexpr (kOutput && !kValuesLate) feed.ring.wait(factor);
         mma_fence();
         issue_scores<kOutput>(scores, e, direction, parts, after);
         if constexpr (kValuesLate) {
           take_weights<1>(w, scores, tile + 1, clear);
-          t.ring.wait(factor);
+          feed.ring.wait(factor);
           mma_fence();
         }
         add_product(acc, u, tile_at(factor));
@@ -320,16 +321,16 @@ struct Passes {
         ++tile;
         finish_before(factor);
         take_centred<1>(centred, e, d, factor);
-        if constexpr (kOutput) t.ring.release(after);
+        if constexpr (kOutput) feed.ring.release(after);
         mma_wait<0>();
         pin(centred);
-        t.ring.release(factor);
+        feed.ring.release(factor);
         multiply_words(u, w, centred);  // not before: the product that has just ended was reading u
         key = after;
       }
       const Slot after = take_after(key, i + 1 < live), factor = take_factor<kOutput>(key);
       pin(u);
-      if constexpr (kOutput) t.ring.wait(factor);
+      if constexpr (kOutput) feed.ring.wait(factor);
       mma_fence();
       add_product(acc, u, tile_at(factor));
       mma_commit();
@@ -338,7 +339,7 @@ struct Passes {
       finish_sums(sums, own);  // the shuffles keep it before the wait
       mma_wait<0>();
       pin(acc);
-      t.ring.release(factor);
+      feed.ring.release(factor);
       key = after;
       ++i;
     }
@@ -346,10 +347,10 @@ struct Passes {
 
   // The same with U in two parts, one tile after the other: for rows with few keys.
   template <bool kOutput>
-  __device__ __forceinline__ void split_tiles(Vector& acc, Pair<float>& sums, const DirectionWords& direction,
-                                              Parts parts, const Direction& d, int live) {
+  __device__ __forceinline__ void two_part_tiles(Vector& acc, Pair<float>& sums, const DirectionWords& direction,
+                                                 Parts parts, const Direction& d, int live) {
     const TileRange clear = uniform(tiles().clear);
-    auto walk = t.warp_walk(parity);
+    auto walk = feed.warp_walk(parity);
     Slot key = take_after(next, live > 0);
     for (int i = 0; i < live; ++i) {
       walk.advance();
@@ -358,7 +359,7 @@ struct Passes {
       if constexpr (!Config::kCached) define(scores);
       define(e);
       if (kOutput) pin(e);  // zeros, for Parts::none
-      t.ring.wait(key);
+      feed.ring.wait(key);
       mma_fence();
       issue_scores<kOutput>(scores, e, direction, parts, key);
       take_weights<1>(w, scores, walk.tile, clear);
@@ -367,11 +368,11 @@ struct Passes {
       weight_scores<kKeys>(e, w, d.scale, d.centre);
       pin(e);
       finish_before(key);
-      if (kOutput) t.ring.release(key);
+      if (kOutput) feed.ring.release(key);
       const Slot after = take_after(key, i + 1 < live), factor = take_factor<kOutput>(key);
-      if (kOutput) t.ring.wait(factor);
+      if (kOutput) feed.ring.wait(factor);
       add_parts(acc, sums, e, tile_at(factor));
-      t.ring.release(factor);
+      feed.ring.release(factor);
       key = after;
     }
   }

@@ -4,12 +4,12 @@
 #include <cuda.h>
 
 #include "cuda/sm90/bulk.cuh"
-#include "cuda/sm90/fragment.cuh"
 #include "cuda/sm90/ptx.cuh"
+#include "cuda/tensor/fragment.cuh"
 
 namespace lla::cuda::sm90 {
 
-__device__ __forceinline__ int own_warpgroup() { return uniform(threadIdx.x / kWarpgroup); }
+__device__ __forceinline__ int own_warpgroup() { return uniform(threadIdx.x / kWarpgroupThreads); }
 __device__ __forceinline__ int own_warp() { return uniform(threadIdx.x / 32); }
 
 // What every block of a persistent kernel does: takes items until there are none, a thread of the first warpgroup for
@@ -18,7 +18,7 @@ template <class Config, class ProducerRole, class ConsumerRole>
 __device__ __forceinline__ void run_roles(int warpgroup, ProducerRole& producer, ConsumerRole& consumer) {
   if (warpgroup == 0) {
     give_registers<Config::kProducerRegisters>();
-    if (producer.group >= Config::kGroups || !elected()) return;
+    if (producer.warpgroup >= Config::kWarpgroups || !elected()) return;
     prefetch_map(producer.keys);
     prefetch_map(producer.values);
     for (uint32_t turn = 0;; ++turn) {

@@ -3,30 +3,30 @@
 
 #include <cuda_fp16.h>
 
-#include "cuda/sm90/block.cuh"
 #include "cuda/sm90/solve/config.hpp"
 #include "cuda/sm90/tiles.cuh"
-#include "cuda/sm90/weights.cuh"
+#include "cuda/tensor/block.cuh"
+#include "cuda/tensor/weights.cuh"
 
 namespace lla::cuda::sm90 {
 
-// What a warpgroup needs to know of its item. Found once, by the copying thread, and kept here: divisions are slow, and
+// What a warpgroup needs to know of its item. Found once, by the producer, and kept here: divisions are slow, and
 // a pass has no register to spare.
-struct GroupTiles {
-  ForwardBlock item;
+struct WarpgroupTiles {
+  ForwardItem item;
   HeadScales head;
   int first_row;
   int first, count;  // tiles of the item
   TileRange clear;   // those without a key that one of its rows does not see, relative to the first
   int diagonal;      // first row + Lk - Lq
   int length_k;
-  // No row sees more keys than sm90::few_keys: what rounding U once leaves behind of large first steps stays in x, so
+  // No row sees more keys than tensor::few_keys: what rounding U once leaves behind of large first steps stays in x, so
   // their U is multiplied in two parts.
   bool few_keys;
 
-  // In steps: the copying thread has few registers.
+  // In steps: the producer has few registers.
   template <class Config>
-  __device__ __forceinline__ void describe(const ForwardParams& p, const ForwardBlock& b) {
+  __device__ __forceinline__ void describe(const ForwardParams& params, const ForwardItem& b) {
     constexpr int kKeys = Config::kKeys;
     item = b;
     first_row = b.block.first_row;
@@ -35,27 +35,27 @@ struct GroupTiles {
     diagonal = first_row + b.block.length_k - b.block.length_q;
     length_k = b.block.length_k;
     keep_order();
-    head = HeadScales(p, item.head_index);
+    head = HeadScales(params, item.copy_index);
     keep_order();
-    few_keys =
-        most_keys(p.shape, visible_keys(p.shape, item.block, first_row, kGroupRows)) <= sm90::few_keys(Config::kDim);
+    few_keys = most_keys(params.shape, visible_keys(params.shape, item.block, first_row, kWarpgroupRows)) <=
+               tensor::few_keys(Config::kDim);
     keep_order();
-    const KeyRange common = common_keys(p.shape, item.block, first_row, kGroupRows);
+    const KeyRange common = common_keys(params.shape, item.block, first_row, kWarpgroupRows);
     clear = {(common.begin + kKeys - 1) / kKeys - first, common.end / kKeys - first};
   }
 };
 
 // What goes between a warpgroup and the thread that copies for it: tiles, items and decisions.
 template <class Config>
-struct Stream {
+struct Feed {
   using ThreadWalk = LiveWalk<Config::kLiveWords, Alone>;
   using WarpWalk = LiveWalk<Config::kLiveWords, WarpTogether>;
 
-  Ring<Config::kStages, kGroupWarps> ring;
+  Ring<Config::kStages, kWarpgroupWarps> ring;
   Barrier item_full[2], item_empty[2];
   Barrier decided;                        // the warpgroup said whether it needs another pass
-  Barrier acknowledged;                   // the copying thread has seen it
-  GroupTiles tiles[2];                    // [item parity]
+  Barrier acknowledged;                   // the producer has seen it
+  WarpgroupTiles tiles[2];                // [item parity]
   bool there[2];                          // [item parity]: whether there is such an item
   int more[2];                            // [decision parity]
   LiveTiles<Config::kLiveWords> live[2];  // [item parity]
@@ -64,9 +64,9 @@ struct Stream {
     ring.init();
     for (int i = 0; i < 2; ++i) {
       item_full[i].init(1);
-      item_empty[i].init(kGroupArrivals);
+      item_empty[i].init(kWarpgroupArrivals);
     }
-    decided.init(kGroupArrivals);
+    decided.init(kWarpgroupArrivals);
     acknowledged.init(1);
   }
   __device__ __forceinline__ ThreadWalk thread_walk(int parity, int count) const { return {&live[parity], count}; }
@@ -80,8 +80,8 @@ template <bool kPresent>
 struct Ones {
   uint4 words[128];
   __device__ __forceinline__ void fill() {
-    constexpr uint32_t kTwo = 0x3c003c00;
-    for (int i = threadIdx.x; i < 128; i += blockDim.x) words[i] = make_uint4(kTwo, kTwo, kTwo, kTwo);
+    constexpr uint32_t kOnePair = 0x3c003c00;
+    for (int i = threadIdx.x; i < 128; i += blockDim.x) words[i] = make_uint4(kOnePair, kOnePair, kOnePair, kOnePair);
     fence_async_proxy();
   }
 };
@@ -92,34 +92,36 @@ struct Ones<false> {
 
 template <class Config>
 struct alignas(1024) ForwardShared {
-  static constexpr int kOperand = kGroupRows * Config::kDim;  // elements of a warpgroup's queries
-  static constexpr int kWeightBytes = WeightCache<Config::kKeys>::kGroupBytes;
+  static constexpr int kOperand = kWarpgroupRows * Config::kDim;  // elements of a warpgroup's queries
+  static constexpr int kWeightBytes = WeightCache<Config::kKeys>::kWarpgroupBytes;
   static constexpr int kPlaceBytes = Config::kCached ? Config::kWeightStages * kWeightBytes : kOperand * 2;
   static_assert(kPlaceBytes >= kOperand * 2);
 
-  __half tiles[Config::kGroups][Config::kStages][Config::kTileElements];
+  __half tiles[Config::kWarpgroups][Config::kStages][Config::kTileElements];
   // Fragment order. Before and after the solve: an operand (x's low part after it), then a scale for each row.
-  float residual[Config::kGroups][kOperand];
+  float residual[Config::kWarpgroups][kOperand];
   // A warpgroup's queries. With cached weights no pass needs them once the weights are there, whose ring takes their
   // place.
-  unsigned char place[Config::kGroups][kPlaceBytes];
+  unsigned char place[Config::kWarpgroups][kPlaceBytes];
   Ones<Config::kOnes> ones;  // behind the tiles: their distance from one is not negative
-  Stream<Config> stream[Config::kGroups];
-  Ring<Config::kCached ? Config::kWeightStages : 1, kGroupWarps> weight_ring[Config::kGroups];
+  Feed<Config> feed[Config::kWarpgroups];
+  Ring<Config::kCached ? Config::kWeightStages : 1, kWarpgroupWarps> weight_ring[Config::kWarpgroups];
 
-  __device__ __forceinline__ __half* queries(int group) { return reinterpret_cast<__half*>(place[group]); }
-  __device__ __forceinline__ uint4* weights(int group, int stage) {
-    return reinterpret_cast<uint4*>(place[group] + stage * kWeightBytes);
+  __device__ __forceinline__ __half* queries(int warpgroup) { return reinterpret_cast<__half*>(place[warpgroup]); }
+  __device__ __forceinline__ uint4* weights(int warpgroup, int stage) {
+    return reinterpret_cast<uint4*>(place[warpgroup] + stage * kWeightBytes);
   }
   // A 64-row fp16 tile where the residuals are while there is a solve.
-  __device__ __forceinline__ __half* spare_operand(int group) { return reinterpret_cast<__half*>(residual[group]); }
+  __device__ __forceinline__ __half* spare_operand(int warpgroup) {
+    return reinterpret_cast<__half*>(residual[warpgroup]);
+  }
   // Powers of two the rows of an operand were multiplied by, behind it; NaN for a row with a non-finite element.
-  __device__ __forceinline__ float* row_scales(int group) { return residual[group] + kOperand / 2; }
+  __device__ __forceinline__ float* row_scales(int warpgroup) { return residual[warpgroup] + kOperand / 2; }
 
   // All threads of the block.
   __device__ __forceinline__ void init() {
     if (threadIdx.x == 0) {
-      for (auto& s : stream) s.init();
+      for (auto& f : feed) f.init();
       for (auto& weights : weight_ring) weights.init();
       barrier_init_fence();
     }
@@ -129,6 +131,6 @@ struct alignas(1024) ForwardShared {
 };
 
 // Named barriers of a block.
-inline constexpr int kGroupBarrier = 1;  // + warpgroup: its 128 threads
+inline constexpr int kWarpgroupBarrier = 1;  // + warpgroup: its 128 threads
 
 }  // namespace lla::cuda::sm90

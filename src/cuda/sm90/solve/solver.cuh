@@ -2,15 +2,15 @@
 // what it tells the thread that copies for it, and the passes of the solve.
 #pragma once
 
-#include "cuda/sm90/rows_io.cuh"
 #include "cuda/sm90/solve/passes.cuh"
+#include "cuda/tensor/rows_io.cuh"
 
 namespace lla::cuda::sm90 {
 
 template <class Config>
 struct Solver : Passes<Config> {
   using Base = Passes<Config>;
-  using Base::group, Base::p, Base::parity, Base::rows, Base::s, Base::t, Base::tiles;
+  using Base::warpgroup, Base::params, Base::parity, Base::rows, Base::shared, Base::feed, Base::tiles;
   using typename Base::DirectionWords;
   using typename Base::Parts;
   using typename Base::Vector;
@@ -20,22 +20,24 @@ struct Solver : Passes<Config> {
 
   // This warpgroup's part of a vector in the resident block's scratch.
   __device__ __forceinline__ float* section(int which) const {
-    return p.scratch + blockIdx.x * p.scratch_stride + which * (2 * Fragment<kDim>::kElements) +
-           group * Fragment<kDim>::kElements;
+    return params.scratch + blockIdx.x * params.scratch_stride + which * (2 * Fragment<kDim>::kElements) +
+           warpgroup * Fragment<kDim>::kElements;
   }
   __device__ __forceinline__ float4* row_state() const {
-    return reinterpret_cast<float4*>(p.scratch + blockIdx.x * p.scratch_stride +
+    return reinterpret_cast<float4*>(params.scratch + blockIdx.x * params.scratch_stride +
                                      WorkspaceLayout::kVectors * (2 * Fragment<kDim>::kElements) +
-                                     group * (kGroupRows * WorkspaceLayout::kRowState));
+                                     warpgroup * (kWarpgroupRows * WorkspaceLayout::kRowState));
   }
-  __device__ __forceinline__ void sync_group() const { named_sync(kGroupBarrier + group, kWarpgroup); }
+  __device__ __forceinline__ void sync_warpgroup() const {
+    named_sync(kWarpgroupBarrier + warpgroup, kWarpgroupThreads);
+  }
 
   // With few tiles, which are fetched ahead, a warpgroup can end another pass before its last decision was seen. Two
   // decisions ahead, a barrier's parity would mean another one.
   __device__ __forceinline__ void wait_acknowledged() {
-    if (decisions > 0) t.acknowledged.wait((decisions - 1) & 1);
+    if (decisions > 0) feed.acknowledged.wait((decisions - 1) & 1);
   }
-  // Tells the copying thread whether this warpgroup needs another pass.
+  // Tells the producer whether this warpgroup needs another pass.
   __device__ __forceinline__ bool publish(bool active) {
     wait_acknowledged();
     return decide(active);
@@ -47,48 +49,50 @@ struct Solver : Passes<Config> {
   }
   // Of all threads of the warpgroup, which the compiler must know: what it decides has products in it.
   __device__ __forceinline__ bool any(bool own) const {
-    return uniform(named_any(kGroupBarrier + group, kWarpgroup, own)) != 0;
+    return uniform(named_any(kWarpgroupBarrier + warpgroup, kWarpgroupThreads, own)) != 0;
   }
   __device__ __forceinline__ void tell(bool more) {
-    if (threadIdx.x % kWarpgroup == 0) t.more[decisions & 1] = more;
-    t.decided.arrive_for_group();
+    if (threadIdx.x % kWarpgroupThreads == 0) feed.more[decisions & 1] = more;
+    feed.decided.arrive_for_warpgroup();
     ++decisions;
   }
 
-  __device__ __forceinline__ StepLimits limits() const {
+  __device__ __forceinline__ StepLimits step_limits() const {
     const bool few = tiles().few_keys;
-    return {few ? p.few_keys_tolerance_squared : p.tolerance_squared, few ? p.few_keys_iterations : 0, p.max_iterations,
-            p.part_squared, p.least_squared};
+    return {few ? params.few_keys_tolerance_squared : params.tolerance_squared, few ? params.few_keys_iterations : 0,
+            params.max_iterations, params.share_squared, params.least_squared};
   }
 
   // A pass over the keys and one step of conjugate gradients.
   template <bool kBackward>
-  __device__ __forceinline__ bool iterate(DirectionWords& direction, Direction& d, int live, bool split) {
+  __device__ __forceinline__ bool iterate(DirectionWords& direction, Direction& d, int live, bool two_parts) {
     const Lane lane = Base::own_lane();
     Vector acc;
     Pair<float> sums;
     const StepInputs<kDim> inputs{row_state(), reinterpret_cast<const uint4*>(section(WorkspaceLayout::kMeanHalf))};
-    this->template weighted_pass<false>(acc, sums, direction, Parts::high, d, live, split, [&] {
+    this->template weighted_pass<false>(acc, sums, direction, Parts::high, d, live, two_parts, [&] {
       inputs.prefetch(lane);
       wait_acknowledged();
     });
-    const Vectors at{s.residual[group], section(WorkspaceLayout::kX), section(WorkspaceLayout::kRidge),
-                     p.ridge.per_dim};
-    return step<kDim, kBackward>(inputs, acc, sums, direction, d, at, lane, tiles().head.key_norm, limits(), split);
+    const Vectors at{shared.residual[warpgroup], section(WorkspaceLayout::kX), section(WorkspaceLayout::kRidge),
+                     params.ridge.per_dim};
+    return step<kDim, kBackward>(inputs, acc, sums, direction, d, at, lane, tiles().head.key_norm, step_limits(),
+                                 two_part_passes);
   }
 
   // Queries into shared memory.
   __device__ __forceinline__ void begin() {
     const Lane lane = Base::own_lane();
-    load_queries<kDim>(s.queries(group), s.row_scales(group), p, tiles().item.block, tiles().first_row, lane.thread);
-    for (int word = lane.thread; word < Config::kLiveWords; word += kWarpgroup) t.live[parity].bits[word] = 0;
+    load_queries<kDim>(shared.queries(warpgroup), shared.row_scales(warpgroup), params, tiles().item.block,
+                       tiles().first_row, lane.thread);
+    for (int word = lane.thread; word < Config::kLiveWords; word += kWarpgroupThreads) feed.live[parity].bits[word] = 0;
     fence_async_proxy();
-    sync_group();
+    sync_warpgroup();
     const float key_scale = tiles().head.key;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float q_scale = s.row_scales(group)[lane.row + 8 * r];
-      rows.scale[r] = fmaxf(p.scale_log2 / (finite(q_scale) ? q_scale : 1.0f) / key_scale, 1e-37f);
+      const float q_scale = shared.row_scales(warpgroup)[lane.row + 8 * r];
+      rows.scale[r] = fmaxf(params.scale_log2 / (finite(q_scale) ? q_scale : 1.0f) / key_scale, 1e-37f);
     }
   }
 
@@ -96,31 +100,31 @@ struct Solver : Passes<Config> {
     return omega > 0 ? fmaxf(fminf(largest, omega - largest), 0.0f) / omega : 0.0f;
   }
 
-  // Known once every warp of the group has been through the first pass: after the first decision.
-  __device__ __forceinline__ int live_tiles() const { return uniform(t.live[parity].total(tiles().count)); }
+  // Known once every warp of the warpgroup has been through the first pass: after the first decision.
+  __device__ __forceinline__ int live_tiles() const { return uniform(feed.live[parity].total(tiles().count)); }
 
   __device__ __forceinline__ bool few_keys() const { return uniform(tiles().few_keys) != 0; }
 
-  // Conjugate gradients until no row goes on, which the copying thread is not told. `split`: passes, from the first, with
+  // Conjugate gradients until no row goes on, which the producer is not told. `two_part_passes`: passes, from the first, with
   // U in two parts.
   template <bool kBackward>
-  __device__ __forceinline__ void solve(DirectionWords& direction, Direction& d, int live, int split) {
-    for (int pass = 0; any(iterate<kBackward>(direction, d, live, pass < split)); ++pass) tell(true);
+  __device__ __forceinline__ void solve(DirectionWords& direction, Direction& d, int live, int two_part_passes) {
+    for (int pass = 0; any(iterate<kBackward>(direction, d, live, pass < two_part_passes)); ++pass) tell(true);
   }
 
   __device__ __forceinline__ int told_status(const Solve& solve, int row, float told) const {
-    return solve.status[row] == LLA_ROW_OK && told > p.most_told ? LLA_ROW_BREAKDOWN : solve.status[row];
+    return solve.status[row] == LLA_ROW_OK && told > params.most_told ? LLA_ROW_BREAKDOWN : solve.status[row];
   }
 
   // Whether there is another item; between items, lets the producer name the next but one.
   __device__ __forceinline__ bool begin_item(uint32_t turn) {
     parity = turn & 1;
-    t.item_full[parity].wait((turn >> 1) & 1);
-    return uniform(t.there[parity]);
+    feed.item_full[parity].wait((turn >> 1) & 1);
+    return uniform(feed.there[parity]);
   }
   __device__ __forceinline__ void end_item() {
-    sync_group();
-    t.item_empty[parity].arrive_for_group();
+    sync_warpgroup();
+    feed.item_empty[parity].arrive_for_warpgroup();
   }
 };
 

@@ -1,0 +1,251 @@
+// Decode with x given: o = Σ p (1 + (k - mean).x) v in one pass, two sums of values and no matrix. Everything in fp32;
+// bound by memory.
+#pragma once
+
+#include "cuda/common/convert.cuh"
+#include "cuda/sm90/decode/convert.cuh"
+
+namespace lla::cuda::sm90::decode {
+
+inline constexpr int kGivenXWarps = 8, kGivenXThreads = 32 * kGivenXWarps;
+
+// A part's sums: head, then Σ w v and Σ w (e - centre) v.
+struct GivenXHead {
+  float max, omega, omega_e, centre;  // max in log2 units; omega_e = Σ w (e - centre)
+  int32_t invalid;
+};
+template <int kDim_, bool kBf16_>
+struct GivenXConfig {
+  static constexpr int kDim = kDim_;
+  static constexpr bool kBf16 = kBf16_;
+  static constexpr int kChunks = kDim / 8;
+  static constexpr int kRawBytes = kWarpKeys * kDim * 2;
+  static constexpr int kRawSlots = kDim == 128 ? 3 : 6;
+};
+
+template <class C>
+struct GivenXShared {
+  alignas(1024) unsigned char raw[kGivenXWarps][C::kRawSlots][2][C::kRawBytes];
+  float2 query_x[C::kDim];
+  float sums[kGivenXWarps][2 * C::kDim];
+  GivenXHead heads[kGivenXWarps];
+  Barrier loaded[kGivenXWarps][C::kRawSlots];
+};
+
+template <class C>
+struct GivenXWarp {
+  GivenXShared<C>& s;
+  const Params& p;
+  const Unit& u;
+  Ring<C>& ring;
+  const Source from;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  float plain[C::kChunks], with_e[C::kChunks];
+  float max = -INFINITY, omega = 0, omega_e = 0, centre = 0;
+  bool invalid = false;
+
+  __device__ __forceinline__ GivenXWarp(GivenXShared<C>& shared, const Params& params, const Unit& unit, Ring<C>& own)
+      : s(shared), p(params), u(unit), ring(own), from{unit.batch, unit.head / params.group, unit.row} {
+#pragma unroll
+    for (int i = 0; i < C::kChunks; ++i) plain[i] = with_e[i] = 0;
+  }
+  __device__ __forceinline__ int first_of(int n) const { return u.start + (n * kGivenXWarps + warp) * kWarpKeys; }
+  __device__ __forceinline__ void ask(int n) {
+    if (first_of(n) < u.keys.end) ring.ask(p, from, first_of(n), u.keys, invalid);
+  }
+  __device__ __forceinline__ int key_at(int j) const { return (j / 2) * 8 + (lane % 4) * 2 + j % 2; }
+
+  __device__ __forceinline__ void tile(const unsigned char (&raw)[2][C::kRawBytes], uint32_t seen) {
+    float logit[4] = {0, 0, 0, 0}, e[4] = {0, 0, 0, 0};
+    const uint32_t keys = raw_start(raw[0]);
+#pragma unroll
+    for (int i = 0; i < C::kChunks / 2; ++i) {
+      uint32_t k[4];
+      load_transposed(k, raw_at(keys, i));
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const float2 qx = s.query_x[8 * (2 * i + c) + lane / 4];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float2 wide = widen_pair<C::kBf16>(k[2 * c + h]);
+          logit[2 * h] = fmaf(qx.x, wide.x, logit[2 * h]), logit[2 * h + 1] = fmaf(qx.x, wide.y, logit[2 * h + 1]);
+          e[2 * h] = fmaf(qx.y, wide.x, e[2 * h]), e[2 * h + 1] = fmaf(qx.y, wide.y, e[2 * h + 1]);
+        }
+      }
+    }
+    float largest = -INFINITY;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      logit[j] = column_sum(logit[j]);
+      e[j] = column_sum(e[j]);
+      if (!(seen >> key_at(j) & 1)) logit[j] = -INFINITY, e[j] = 0;
+      largest = fmaxf(largest, logit[j]);
+    }
+    largest = keys_max(largest);
+    if (largest > max) {
+      // E is taken relative to the heaviest key's: where that has nearly all the weight, nothing cancels.
+      float heaviest = -INFINITY;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) heaviest = logit[j] == largest ? e[j] : heaviest;
+      heaviest = keys_max(heaviest);
+      const float factor = max == -INFINITY ? 0 : exp2_fast(max - largest),
+                  by = max == -INFINITY ? 0 : centre - heaviest;
+#pragma unroll
+      for (int i = 0; i < C::kChunks; ++i) with_e[i] = fmaf(by, plain[i], with_e[i]) * factor, plain[i] *= factor;
+      omega_e = fmaf(by, omega, omega_e) * factor, omega *= factor;
+      max = largest, centre = heaviest;
+    }
+    float w[4], we[4];
+    const float base = max == -INFINITY ? 0 : max;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      w[j] = exp2_fast(logit[j] - base);
+      we[j] = w[j] * (e[j] - centre);
+      omega += w[j], omega_e += we[j];
+    }
+    const uint32_t values = raw_start(raw[1]);
+#pragma unroll
+    for (int i = 0; i < C::kChunks / 2; ++i) {
+      uint32_t v[4];
+      load_transposed(v, raw_at(values, i));
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        float a = plain[2 * i + c], b = with_e[2 * i + c];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float2 wide = widen_pair<C::kBf16>(v[2 * c + h]);
+          a = fmaf(w[2 * h], wide.x, fmaf(w[2 * h + 1], wide.y, a));
+          b = fmaf(we[2 * h], wide.x, fmaf(we[2 * h + 1], wide.y, b));
+        }
+        plain[2 * i + c] = a, with_e[2 * i + c] = b;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void stream() {
+#pragma unroll 1
+    for (int n = 0; n < C::kRawSlots; ++n) ask(n);
+#pragma unroll 1
+    for (int n = 0; first_of(n) < u.keys.end; ++n) {
+      const uint32_t seen = seen_of(u.keys, first_of(n));
+      tile(ring.take(seen), seen);
+      __syncwarp();
+      ask(n + C::kRawSlots);
+    }
+  }
+
+  // All warps' sums into the part's partial.
+  __device__ void publish(float* partial) {
+#pragma unroll
+    for (int i = 0; i < C::kChunks; ++i) {
+      const float a = keys_sum(plain[i]), b = keys_sum(with_e[i]);
+      if (lane % 4 == 0) s.sums[warp][8 * i + lane / 4] = a, s.sums[warp][C::kDim + 8 * i + lane / 4] = b;
+    }
+    omega = keys_sum(omega), omega_e = keys_sum(omega_e);
+    if (lane == 0) s.heads[warp] = {max, omega, omega_e, centre, 0};
+    const bool wrong = __syncthreads_or(invalid) || u.invalid;
+    float top = -INFINITY, all = 0, all_e = 0, reference = 0;
+    for (int w = 0; w < kGivenXWarps; ++w) {
+      if (s.heads[w].max > top) top = s.heads[w].max, reference = s.heads[w].centre;
+    }
+    for (int d = threadIdx.x; d < 2 * C::kDim; d += kGivenXThreads) {
+      float sum = 0;
+      for (int w = 0; w < kGivenXWarps; ++w) {
+        if (s.heads[w].omega == 0) continue;  // no key
+        float x = s.sums[w][d];
+        if (d >= C::kDim) x = fmaf(s.heads[w].centre - reference, s.sums[w][d - C::kDim], x);
+        sum = fmaf(exp2_fast(s.heads[w].max - top), x, sum);
+      }
+      partial[kGivenXHead + d] = sum;
+    }
+    if (threadIdx.x == 0) {
+      for (int w = 0; w < kGivenXWarps; ++w) {
+        if (s.heads[w].omega == 0) continue;  // no key
+        const float factor = exp2_fast(s.heads[w].max - top);
+        all = fmaf(factor, s.heads[w].omega, all);
+        all_e = fmaf(factor, fmaf(s.heads[w].centre - reference, s.heads[w].omega, s.heads[w].omega_e), all_e);
+      }
+      *reinterpret_cast<GivenXHead*>(partial) = {top, all, all_e, reference, wrong};
+    }
+    __syncthreads();
+  }
+};
+
+template <class C>
+__global__ void __launch_bounds__(kGivenXThreads, 1) given_x_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  GivenXShared<C>& s = *reinterpret_cast<GivenXShared<C>*>(memory);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kGivenXWarps * C::kRawSlots; ++i) s.loaded[0][i].init(1);
+    barrier_init_fence();
+  }
+  __syncthreads();
+  wait_for_last_kernel();
+  let_next_kernel_begin();
+  Ring<C> ring{s.raw[threadIdx.x / 32], s.loaded[threadIdx.x / 32]};
+  Walk walk = find_start(p, blockIdx.x, gridDim.x);
+  while (walk.left > 0) {
+    const Unit u = take(p, walk);
+    const int thread = threadIdx.x;
+    if (thread == 0) record_row(p, u, blockIdx.x);
+    if (thread < C::kDim) {
+      float2 qx{0, 0};
+      if (thread < p.dim) {
+        const int64_t at_q = row_offset(p.q, u.batch, u.position, u.head) + thread * p.q.stride[3];
+        const int64_t at_x = row_offset(p.x, u.batch, u.position, u.head) + thread * p.x.stride[3];
+        qx = {load_as<float>(p.q.data, p.q.dtype, at_q) * p.half_scale * 2, load_as<float>(p.x.data, p.x.dtype, at_x)};
+      }
+      s.query_x[thread] = qx;
+    }
+    __syncthreads();
+    GivenXWarp<C> warp(s, p, u, ring);
+    warp.stream();
+    warp.publish(p.partials + int64_t{u.local + static_cast<int>(blockIdx.x)} * given_x_partial_floats(C::kDim));
+  }
+}
+
+// Puts the parts of a row together: a thread a column.
+template <int kDim>
+__global__ void __launch_bounds__(kDim) given_x_merge_kernel(const __grid_constant__ Params p) {
+  wait_for_last_kernel();
+  let_next_kernel_begin();
+  const int row = blockIdx.x;
+  if (row >= *p.live_rows) return;
+  const RowRecord record = p.records[row];
+  const int parts = record.last - record.first + 1, j = threadIdx.x;
+  const float* const partials = p.partials + int64_t{row + record.first} * given_x_partial_floats(kDim);
+  const auto head = [&](int i) -> const GivenXHead& {
+    return *reinterpret_cast<const GivenXHead*>(partials + int64_t{i} * given_x_partial_floats(kDim));
+  };
+  float top = -INFINITY;
+  bool invalid = record.invalid;
+  float reference = 0;
+#pragma unroll 4
+  for (int i = 0; i < parts; ++i) {
+    const GivenXHead h = head(i);
+    if (h.max > top) top = h.max, reference = h.centre;
+    invalid |= h.invalid != 0;
+  }
+  float plain = 0, with_e = 0, omega = 0, omega_e = 0;
+#pragma unroll 4
+  for (int i = 0; i < parts; ++i) {
+    const GivenXHead h = head(i);
+    const float* const sums = partials + int64_t{i} * given_x_partial_floats(kDim) + kGivenXHead;
+    const float a = sums[j], b = sums[kDim + j];
+    const float factor = h.max > -INFINITY ? exp2_fast(h.max - top) : h.omega;  // 0, or NaN
+    const float by = h.centre - reference;
+    plain = fmaf(factor, a, plain), with_e = fmaf(factor, fmaf(by, a, b), with_e);
+    omega = fmaf(factor, h.omega, omega), omega_e = fmaf(factor, fmaf(by, h.omega, h.omega_e), omega_e);
+  }
+  const float mean = plain / omega;
+  float o = mean + fmaf(-omega_e, mean, with_e) / omega;
+  if (omega == 0) o = 0;
+  if (invalid) o = NAN;
+  if (j < p.value_dim) {
+    store_as(p.o.data, p.o.dtype, row_offset(p.o, record.batch, record.position, record.head) + j * p.o.stride[3], o);
+  }
+  const bool bad = __syncthreads_or(!(fabsf(o) <= 3e38f) && j < p.value_dim);
+  if (j == 0) report_row(p, record, invalid ? LLA_ROW_INVALID : bad ? LLA_ROW_NAN : LLA_ROW_OK);
+}
+
+}  // namespace lla::cuda::sm90::decode

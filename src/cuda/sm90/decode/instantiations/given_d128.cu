@@ -1,6 +1,0 @@
-#include "cuda/sm90/decode/launch_given.cuh"
-
-namespace lla::cuda::sm90::decode {
-template Status launch_given<128, true>(const Launch&);
-template Status launch_given<128, false>(const Launch&);
-}  // namespace lla::cuda::sm90::decode

@@ -1,0 +1,20 @@
+#pragma once
+
+#include "cuda/sm90/decode/given_x.cuh"
+#include "cuda/sm90/decode/launch.cuh"
+
+namespace lla::cuda::sm90::decode {
+
+template <int kDim, bool kBf16>
+Status launch_given_x(const Launch& call) {
+  using C = GivenXConfig<kDim, kBf16>;
+  return for_each_share(call, {call.rows, kDim, true, call.blocks}, [&](const Params& p) -> Status {
+    LLA_RETURN_IF_ERROR(launch_early(given_x_kernel<C>, dim3(static_cast<unsigned>(call.blocks)), kGivenXThreads,
+                                     sizeof(GivenXShared<C>), call.stream, "launching the decode kernel for given x",
+                                     p));
+    return launch_early(given_x_merge_kernel<kDim>, dim3(static_cast<unsigned>(p.row_count)), kDim, 0, call.stream,
+                        "launching the decode merge", p);
+  });
+}
+
+}  // namespace lla::cuda::sm90::decode

@@ -1,0 +1,73 @@
+// What one block leaves behind of one row: partial sums, in the workspace. And how much workspace that takes.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace lla::cuda::sm90::decode {
+
+// Which partial sums make a row: partials [row + first, row + last].
+struct RowRecord {
+  int32_t first, last;  // blocks
+  int32_t batch, head, index;
+  int32_t position;  // of the query in q
+  int32_t invalid;   // the sequence is not usable: NaN
+};
+
+// A partial, in floats: head, vectors (reference key, heaviest key and value), then the products in the order the
+// consumers hold them. Of each block of 64 rows: columns of keys, then eight of which the first is the sum.
+struct PartialHead {
+  int32_t matrix_max[2];  // integer maximum the products of each consumer warpgroup are relative to
+  int32_t omega_max;
+  float omega;
+  int32_t heaviest_max;
+  float heaviest_omega;  // 0: no key
+  float key_scale, value_scale;
+  int32_t invalid;
+};
+inline constexpr int kPartialHead = 16;
+
+// Blocks of products: 64 rows (of V'' or K'') times columns of K'' and the roots r.
+struct ProductTile {
+  int warpgroup;     // consumer warpgroup
+  int first_column;  // of the keys
+  int quads;         // of eight columns of keys; one more has the sum
+  int from;          // float of the partial, behind the vectors
+};
+// Values' rows 64 b .. 64 b + 63.
+constexpr ProductTile value_tile(int dim, int b) {
+  return dim == 64 ? ProductTile{0, 0, 8, 0} : ProductTile{b, 0, 16, b == 0 ? 0 : 64 * (136 + 72)};
+}
+// Keys' rows; the second block leaves out what the first has by symmetry.
+constexpr ProductTile key_tile(int dim, int b) {
+  return dim == 64 ? ProductTile{0, 0, 8, 64 * 72}
+         : b == 0  ? ProductTile{1, 0, 16, 64 * (136 + 72 + 136)}
+                   : ProductTile{0, 64, 8, 64 * 136};
+}
+constexpr int partial_matrix(int dim) { return kPartialHead + 3 * dim; }
+constexpr int matrix_floats(int dim) { return dim == 128 ? 64 * (3 * 136 + 72) : 64 * 2 * 72; }
+constexpr int partial_floats(int dim) { return partial_matrix(dim) + matrix_floats(dim); }
+
+// With x given a partial has no matrix: head, Σ w v and Σ w e v.
+inline constexpr int kGivenXHead = 8;
+constexpr int given_x_partial_floats(int dim) { return kGivenXHead + 2 * dim; }
+
+// Where things lie in the workspace. Independent of the cache's capacity: a partial for every row of a launch and every
+// block. Where there are more rows, they go in several launches.
+struct Layout {
+  int32_t rows_at_once = 0;
+  int64_t records = 0, live_rows = 0, size = 0;  // partials come first
+
+  Layout(int64_t rows, int dim, bool given_x, int blocks) {
+    const int64_t partial = int64_t{given_x ? given_x_partial_floats(dim) : partial_floats(dim)} * 4;
+    rows_at_once = static_cast<int32_t>(std::max<int64_t>(1, std::min(rows, kMostBytes / partial - blocks)));
+    records = (partial * (int64_t{rows_at_once} + blocks) + 255) / 256 * 256;
+    live_rows = records + int64_t{rows_at_once} * int64_t{sizeof(RowRecord)};
+    size = live_rows + 16;
+  }
+
+ private:
+  static constexpr int64_t kMostBytes = int64_t{64} << 20;
+};
+
+}  // namespace lla::cuda::sm90::decode

@@ -1,6 +1,0 @@
-#include "cuda/sm90/parallax/launch.cuh"
-
-namespace lla::cuda::sm90 {
-template Status launch_parallax<ParallaxConfig<128, false>>(const CUtensorMap&, const CUtensorMap&,
-                                                            const ForwardParams&, int, cudaStream_t);
-}  // namespace lla::cuda::sm90
