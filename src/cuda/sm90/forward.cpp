@@ -104,7 +104,7 @@ Status forward(const ForwardCall& call, const core::Plan& plan) {
   const Problem& p = call.problem;
   if (p.rows() == 0) return {};
   const DeviceGuard device(p.device_index);
-  if (!device.status()) return device.status();
+  LLA_RETURN_IF_ERROR(device.status());
   LLA_RETURN_IF_ERROR(check_pointers(call));
   if (p.cache) return decode::forward(call, plan);
   const auto stream = static_cast<cudaStream_t>(call.stream);

@@ -1,15 +1,13 @@
-// The few Hopper instructions CUDA C++ has no name for: transaction barriers, tensor copies, named barriers, fences.
+// The few Hopper instructions CUDA C++ has no name for: transaction barriers, tensor copies, fences, moving registers.
 #pragma once
 
 #include <cuda.h>
 
 #include <cstdint>
 
-namespace lla::cuda::sm90 {
+#include "cuda/tensor/ptx.cuh"
 
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
+namespace lla::cuda::sm90 {
 
 // How often a barrier is arrived at for a warp, or a warpgroup, whose threads have synchronised: once.
 // compute-sanitizer's racecheck follows an arrival for the arriving thread only, not for those it has synchronised with
@@ -106,39 +104,6 @@ __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.
 // The same for stores to global memory that the copy engine will read.
 __device__ __forceinline__ void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-// 16 bytes from global into shared memory, behind this thread's back; zeros where there is nothing to copy.
-__device__ __forceinline__ void copy_ahead(void* to, const void* from, bool there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(there ? 16 : 0)
-               : "memory");
-}
-// Until this thread can read all it asked for.
-__device__ __forceinline__ void wait_copied_ahead() { asm volatile("cp.async.wait_all;" ::: "memory"); }
-
-// Named barriers (id 0 is __syncthreads).
-__device__ __forceinline__ void named_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-// A named barrier that also says whether any thread brought `mine`.
-__device__ __forceinline__ bool named_any(int id, int threads, bool mine) {
-  uint32_t any;
-  asm volatile(
-      "{\n"
-      ".reg .pred in, out;\n"
-      "setp.ne.u32 in, %3, 0;\n"
-      "bar.red.or.pred out, %1, %2, in;\n"
-      "selp.u32 %0, 1, 0, out;\n"
-      "}\n"
-      : "=r"(any)
-      : "r"(id), "r"(threads), "r"(static_cast<uint32_t>(mine))
-      : "memory");
-  return any != 0;
-}
-
-// Of kernels launched early (launch_early): all before it in the stream has ended, and its results are there.
-__device__ __forceinline__ void wait_for_last_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-// From when all blocks have said so, the next kernel may begin if it was launched early.
-__device__ __forceinline__ void let_next_kernel_begin() { asm volatile("griddepcontrol.launch_dependents;"); }
-
 template <int kRegisters>
 __device__ __forceinline__ void give_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -146,19 +111,6 @@ __device__ __forceinline__ void give_registers() {
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
-}
-
-// threadIdx.x where it is needed after a loop: what is made of it does not take the loop's registers.
-__device__ __forceinline__ int thread_read_again() {
-  int thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  return thread;
-}
-
-__device__ __forceinline__ float exp2_fast(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
 }
 
 }  // namespace lla::cuda::sm90

@@ -6,8 +6,6 @@
 #pragma once
 
 #include "cuda/sm90/ptx.cuh"
-#include "cuda/tensor/live_tiles.hpp"
-#include "cuda/tensor/schedule.hpp"
 
 namespace lla::cuda::sm90 {
 
@@ -59,16 +57,6 @@ struct Ring {
     barrier.arrive_expecting(bytes);
     return barrier;
   }
-};
-
-// Tells the compiler that all threads of a warp hold the same value: what depends on it can stay in uniform registers,
-// where the tensor cores want their descriptors.
-__device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
-__device__ __forceinline__ TileRange uniform(TileRange r) { return {uniform(r.begin), uniform(r.end)}; }
-
-// A walk (LiveWalk) of whole warps together.
-struct WarpTogether {
-  __device__ __forceinline__ static uint32_t same(uint32_t bits) { return uniform(bits); }
 };
 
 }  // namespace lla::cuda::sm90

@@ -18,10 +18,8 @@ struct ForwardItem {
                                          int rows = kBlockRows)
       : block(block_of_item(params.shape, params.cu_q, params.cu_k, item, rows)) {
     tiles = tiles_of(visible_keys(params.shape, block, block.first_row, rows), tile_keys);
-    const int32_t kv_head = block.head / params.shape.group;
-    copy_index = params.shape.packed ? kv_head : block.batch * params.heads_kv + kv_head;
-    key_row =
-        int64_t{copy_index} * (params.shape.packed ? params.shape.total_k : params.shape.seqlen_k) + block.start_k;
+    copy_index = kv_copy(params.shape, params.heads_kv, block.batch, block.head / params.shape.group);
+    key_row = first_key_row(params.shape, copy_index, block.start_k);
   }
 };
 
@@ -73,8 +71,7 @@ __device__ __forceinline__ void marks_seen(Pair<uint32_t>& marks, const ForwardP
 
 // Of the saved and info outputs: core::row_index.
 __device__ __forceinline__ int64_t row_index(const ForwardParams& params, const QueryBlock& block, int row) {
-  return params.shape.packed ? int64_t{block.head} * params.shape.total_q + block.start_q + row
-                             : (int64_t{block.batch} * params.shape.heads_q + block.head) * params.shape.seqlen_q + row;
+  return query_row(params.shape, block.batch, block.head, block.start_q, row);
 }
 
 }  // namespace lla::cuda::tensor

@@ -6,9 +6,8 @@
 // the step length is the exact minimiser along it, (r·d) / (d·Ad).
 #pragma once
 
-#include "cuda/sm90/ptx.cuh"
-#include "cuda/sm90/tiles.cuh"
 #include "cuda/tensor/fragment.cuh"
+#include "cuda/tensor/ptx.cuh"
 #include "cuda/tensor/scale.hpp"
 #include "lla/lla.h"
 

@@ -49,6 +49,16 @@ __device__ __forceinline__ void touch(const void* there) {
       "}\n" ::"l"(there));
 }
 
+// Tells the compiler that all threads of a warp hold the same value: what depends on it can stay in uniform registers,
+// where the tensor cores want their descriptors.
+__device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+__device__ __forceinline__ TileRange uniform(TileRange r) { return {uniform(r.begin), uniform(r.end)}; }
+
+// A walk (LiveWalk) of whole warps together.
+struct WarpTogether {
+  __device__ __forceinline__ static uint32_t same(uint32_t bits) { return uniform(bits); }
+};
+
 // Words whose unpacked halves the compiler shall not keep from one loop to the next.
 template <int kCount>
 __device__ __forceinline__ void forget(uint32_t (&words)[kCount]) {
@@ -74,6 +84,8 @@ __device__ __forceinline__ uint32_t multiply_pairs(uint32_t a, uint32_t b) {
   const __half2 h = __hmul2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
   return *reinterpret_cast<const uint32_t*>(&h);
 }
+
+inline constexpr uint32_t kOnePair = 0x3c003c00;  // two fp16 ones
 
 // Byte offset of eight columns of a row in a 64-row, 128-byte-swizzled tile of 16-bit elements.
 __device__ __forceinline__ int tile_offset(int row, int eight) {

@@ -1,6 +1,8 @@
 // Which rows' vectors need a second fp16 part. Plain C++: tested on the CPU.
 #pragma once
 
+#include "cuda/tensor/tensor.hpp"
+
 namespace lla::cuda::tensor {
 
 // Whether E = (k - mean)·x and F = (k - mean)·y need what rounding x and y to fp16 leaves over. Rounding moves E by

@@ -36,6 +36,12 @@ struct Saved {
   float *max, *omega, *mean_k, *mean_v, *x;
 };
 
+// A dense f32 section of the saved vector, or one in its order: rows with `width` columns.
+constexpr Rows saved_rows(const Shape& s, float* section, int64_t width) {
+  const int64_t head = int64_t{s.packed ? s.total_q : s.seqlen_q} * width;
+  return {section, s.packed ? 0 : s.heads_q * head, width, head, 1, DType::f32, true};
+}
+
 struct ForwardParams {
   Shape shape;
   int32_t dim, value_dim;

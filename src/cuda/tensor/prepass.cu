@@ -4,7 +4,7 @@
 // disturb anyone who does not see it, and the forward kernel makes the rows that do see it NaN. A row so small that
 // fp16 loses digits is marked, too: who sees it says so.
 #include "cuda/common/launch.cuh"
-#include "cuda/sm90/ptx.cuh"
+#include "cuda/tensor/ptx.cuh"
 #include "cuda/tensor/prepass.hpp"
 #include "cuda/tensor/rows.cuh"
 #include "cuda/tensor/scale.hpp"

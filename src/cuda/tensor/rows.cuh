@@ -50,6 +50,35 @@ __device__ __forceinline__ const void* row_pointer(const Rows& rows, int64_t bat
   return static_cast<const char*>(rows.data) + at * (rows.dtype == DType::f32 ? 4 : 2);
 }
 
+// Columns (column, column + 1) of a row, in its own type.
+__device__ __forceinline__ void store_pair(const Rows& rows, void* row, int column, float a, float b) {
+  if (rows.dtype == DType::f32) {
+    float* const to = static_cast<float*>(row) + column * rows.channel;
+    if (rows.vectors) {
+      *reinterpret_cast<float2*>(to) = make_float2(a, b);
+    } else {
+      to[0] = a, to[rows.channel] = b;
+    }
+    return;
+  }
+  const uint32_t word = pack_as(rows.dtype, a, b);
+  uint16_t* const to = static_cast<uint16_t*>(row) + column * rows.channel;
+  if (rows.vectors) {
+    *reinterpret_cast<uint32_t*>(to) = word;
+  } else {
+    to[0] = static_cast<uint16_t>(word), to[rows.channel] = static_cast<uint16_t>(word >> 16);
+  }
+}
+
 __device__ __forceinline__ bool finite(float x) { return fabsf(x) <= 3.402823466e38f; }
+
+// The power of two a row was multiplied by on its way into a tile. A row with a non-finite element has none.
+struct RowScale {
+  float word;  // NaN: none
+
+  __device__ __forceinline__ static RowScale of(float scale, bool bad) { return {bad ? NAN : scale}; }
+  __device__ __forceinline__ bool usable() const { return finite(word); }
+  __device__ __forceinline__ float or_one() const { return usable() ? word : 1.0f; }
+};
 
 }  // namespace lla::cuda::tensor

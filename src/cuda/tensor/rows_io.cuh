@@ -1,17 +1,17 @@
 // Rows between global memory and a warpgroup: queries and ridge in, results out.
 #pragma once
 
-#include "cuda/sm90/ptx.cuh"
 #include "cuda/tensor/block.cuh"
 #include "cuda/tensor/cg.cuh"
 #include "cuda/tensor/fragment.cuh"
+#include "cuda/tensor/ptx.cuh"
 #include "cuda/tensor/rows.cuh"
 #include "cuda/tensor/scale.hpp"
 
 namespace lla::cuda::tensor {
 
 // 64 rows (queries, x, the gradient of o) as fp16, each scaled by a power of two, into a swizzled tile. Rows that do
-// not exist are zero; rows with a non-finite element are zero with scale NaN. In two steps, so that the loads of one or
+// not exist are zero; rows with a non-finite element are zero and have no scale. In two steps, so that the loads of one or
 // of several operands are all in flight before the first is used. kWide: f32 rows; else 16-bit ones. Rows of the other
 // kind, and rows without vectors, are read one by one where they are written.
 //
@@ -71,7 +71,7 @@ struct RowLoader {
 
   // With kTwoParts what rounding leaves over goes into the tile `low`.
   template <bool kTwoParts>
-  __device__ __forceinline__ void write(float* row_scale, float sign) const {
+  __device__ __forceinline__ void write(RowScale* row_scale, float sign) const {
     static_assert(kTwoParts || !kWide);
     if (fetched()) {
       wait_copied_ahead();
@@ -95,7 +95,7 @@ struct RowLoader {
 
   // kTogether rows from the i-th on.
   template <bool kTwoParts>
-  __device__ __forceinline__ void write_fetched(int i, float* row_scale, float sign) const {
+  __device__ __forceinline__ void write_fetched(int i, RowScale* row_scale, float sign) const {
     uint32_t from[kTogether][4 * kVectors], bits[kTogether];
     float x[kTogether][8];
 #pragma unroll
@@ -158,7 +158,7 @@ struct RowLoader {
   }
 
   template <bool kTwoParts>
-  __device__ __forceinline__ void write_row(const float (&x)[8], uint32_t bits, int i, float* row_scale,
+  __device__ __forceinline__ void write_row(const float (&x)[8], uint32_t bits, int i, RowScale* row_scale,
                                             float sign) const {
     const float largest = __uint_as_float(bits);
     const bool bad = !finite(largest);
@@ -174,12 +174,12 @@ struct RowLoader {
     }
     *place(tile, i) = make_uint4(half[0], half[1], half[2], half[3]);
     if constexpr (kTwoParts) *place(low, i) = make_uint4(low_words[0], low_words[1], low_words[2], low_words[3]);
-    if (lane == 0) row_scale[row + i * kStep] = bad ? NAN : scale;
+    if (lane == 0) row_scale[row + i * kStep] = RowScale::of(scale, bad);
   }
 };
 
 template <int kDim>
-__device__ __forceinline__ void load_rows(__half* tile, float* row_scale, const Rows& rows, int dim, float sign,
+__device__ __forceinline__ void load_rows(__half* tile, RowScale* row_scale, const Rows& rows, int dim, float sign,
                                           const QueryBlock& block, int first_row, int thread) {
   const RowLoader<kDim> loader(rows, dim, block, first_row, thread, tile);
   loader.fetch();
@@ -187,7 +187,7 @@ __device__ __forceinline__ void load_rows(__half* tile, float* row_scale, const 
 }
 
 template <int kDim>
-__device__ __forceinline__ void load_queries(__half* tile, float* row_scale, const ForwardParams& params,
+__device__ __forceinline__ void load_queries(__half* tile, RowScale* row_scale, const ForwardParams& params,
                                              const QueryBlock& block, int first_row, int thread) {
   load_rows<kDim>(tile, row_scale, params.q, params.dim, params.negative_scale ? -1.0f : 1.0f, block, first_row,
                   thread);
@@ -270,22 +270,6 @@ __device__ __forceinline__ void load_ridge(float* to, float (&rhs)[kDim / 2], fl
   }
 }
 
-// Two neighbours of an output row, in its own type.
-__device__ __forceinline__ void store_pair(const Rows& o, void* row, int column, float a, float b) {
-  if (o.dtype == DType::f32) {
-    float* const at = static_cast<float*>(row) + column * o.channel;
-    if (o.vectors) {
-      *reinterpret_cast<float2*>(at) = make_float2(a, b);
-    } else {
-      at[0] = a, at[o.channel] = b;
-    }
-  } else {
-    const uint32_t word = pack_as(o.dtype, a, b);
-    uint16_t* const at = static_cast<uint16_t*>(row) + column * o.channel;
-    at[0] = static_cast<uint16_t>(word), at[o.channel] = static_cast<uint16_t>(word >> 16);
-  }
-}
-
 // What a thread's four elements of every eight columns go to, whatever the type and the strides.
 struct RowStore {
   const Rows& o;
@@ -310,12 +294,6 @@ struct RowStore {
     if (exists[1]) store_pair(o, to[1], at, v.z, v.w);
   }
 };
-
-// A section of the saved vector: fp32 rows with `dim` columns, in the order of core::row_index.
-__device__ __forceinline__ Rows saved_rows(float* section, int dim, const ForwardParams& params) {
-  const int64_t head = int64_t{params.shape.packed ? params.shape.total_q : params.shape.seqlen_q} * dim;
-  return {section, params.shape.packed ? 0 : params.shape.heads_q * head, dim, head, 1, DType::f32, true};
-}
 
 // What a warpgroup stages its rows in on their way out: a 64-row, 128-byte-swizzled fp16 tile. A warp uses its own
 // sixteen rows of it; nobody else may be reading them.

@@ -5,6 +5,8 @@
 #include <bit>
 #include <cstdint>
 
+#include "cuda/tensor/tensor.hpp"
+
 namespace lla::cuda::tensor {
 
 // The power of two s with s · largest in [2^14, 2^15); 1 for zero. Kept where s and 1/s are normal floats.

@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "cuda/tensor/tensor.hpp"
+
 namespace lla::cuda::tensor {
 
 inline constexpr int kWarpgroupRows = 64;              // queries of a warpgroup
@@ -74,6 +76,20 @@ constexpr QueryBlock block_of_item(const Shape& s, const int32_t* cu_q, const in
     b.length_k = cu_k[b.batch + 1] - b.start_k;
   }
   return b;
+}
+
+// Everything that is kept per query lies in the order of core::row_index. `position`: of the query in its sequence.
+constexpr int64_t query_row(const Shape& s, int32_t batch, int32_t head, int32_t start_q, int32_t position) {
+  return s.packed ? int64_t{head} * s.total_q + start_q + position
+                  : (int64_t{batch} * s.heads_q + head) * s.seqlen_q + position;
+}
+// Which of the copies of keys and values, and of all that is kept per head of them. Packed sequences share one.
+constexpr int32_t kv_copy(const Shape& s, int32_t heads_kv, int32_t batch, int32_t kv_head) {
+  return s.packed ? kv_head : batch * heads_kv + kv_head;
+}
+// The row of a sequence's first key in the copies.
+constexpr int64_t first_key_row(const Shape& s, int32_t copy_index, int32_t start_k) {
+  return int64_t{copy_index} * (s.packed ? s.total_k : s.seqlen_k) + start_k;
 }
 
 // Keys [begin, end) of a range of queries: what the union of their masks covers.

@@ -4,8 +4,8 @@
 // everywhere (sums, means, matrix). Word i holds elements 2i and 2i + 1 of the score fragment, of row i % 2.
 #pragma once
 
-#include "cuda/sm90/ptx.cuh"
 #include "cuda/tensor/fragment.cuh"
+#include "cuda/tensor/ptx.cuh"
 #include "cuda/tensor/schedule.hpp"
 
 namespace lla::cuda::tensor {

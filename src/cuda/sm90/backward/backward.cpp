@@ -21,12 +21,6 @@
 namespace lla::cuda::sm90 {
 namespace {
 
-// A dense fp32 section in the order of the saved rows.
-Rows saved_rows(const core::Problem& p, const float* section, int64_t width) {
-  const int64_t per_head = (p.packed ? p.total_q : p.seqlen_q) * width;
-  return {const_cast<float*>(section), p.packed ? 0 : per_head * p.heads_q, width, per_head, 1, DType::f32, true};
-}
-
 // One call's pointers and sizes, then its launches in order.
 struct BackwardLaunch {
   const core::BackwardCall& call;
@@ -42,16 +36,17 @@ struct BackwardLaunch {
   T* at(int64_t offset) const {
     return reinterpret_cast<T*>(static_cast<char*>(call.workspace) + offset);
   }
-  const float* section(int64_t offset) const { return static_cast<const float*>(call.saved) + offset; }
+  // Of the saved vector, which nobody writes to: rows of any kind have one description.
+  float* section(int64_t offset) const { return const_cast<float*>(static_cast<const float*>(call.saved)) + offset; }
   int64_t key_heads() const { return (p.packed ? 1 : p.batch) * p.heads_kv; }
   int64_t keys_per_head() const { return p.packed ? p.total_k : p.seqlen_k; }
 
-  Status clear() const {
+  Status clear_bounds() const {
     return to_status(cudaMemsetAsync(at<char>(layout.bounds), 0, layout.bounds_bytes, stream),
                      "clearing the workspace");
   }
 
-  Status keys_and_values() const {
+  Status copy_keys_and_values() const {
     PrepassParams params{};
     params.operand[0] = {rows_of(call.k), static_cast<int32_t>(p.dim), at<uint16_t>(layout.forward.keys),
                          at<uint8_t>(layout.forward.key_marks), true};
@@ -70,22 +65,21 @@ struct BackwardLaunch {
     return run_prepass(params, stream);
   }
 
-  Status maps(CUtensorMap& keys, CUtensorMap& values, int box_rows) const {
+  Status make_key_maps(CUtensorMap& keys, CUtensorMap& values, int box_rows) const {
     const int64_t rows = std::max<int64_t>(key_heads() * keys_per_head(), 1);  // a map of nothing is an error
-    if (Status s = make_tensor_map(keys, at<void>(layout.forward.keys), rows, padded, box_rows); !s) return s;
+    LLA_RETURN_IF_ERROR(make_tensor_map(keys, at<void>(layout.forward.keys), rows, padded, box_rows));
     return make_tensor_map(values, at<void>(layout.forward.values), rows, padded, box_rows);
   }
 
-  Status query_maps(CUtensorMap (&maps)[kQueryOperands]) const {
+  Status make_query_maps(CUtensorMap (&maps)[kQueryOperands]) const {
     for (int i = 0; i < kQueryOperands; ++i) {
-      if (Status s = make_tensor_map(maps[i], at<void>(layout.operand[i]), std::max<int64_t>(p.rows(), 1), padded, 64);
-          !s)
-        return s;
+      LLA_RETURN_IF_ERROR(
+          make_tensor_map(maps[i], at<void>(layout.operand[i]), std::max<int64_t>(p.rows(), 1), padded, 64));
     }
     return {};
   }
 
-  Status solve() const {
+  Status solve_rows() const {
     SolveParams params{};
     params.shape = solve_shape_of(p);
     params.dim = static_cast<int32_t>(p.dim);
@@ -93,8 +87,8 @@ struct BackwardLaunch {
     params.heads_kv = static_cast<int32_t>(p.heads_kv);
     params.q = rows_of(call.q);
     params.ridge = ridge_of(call.ridge, p.ridge);
-    float* const base = const_cast<float*>(static_cast<const float*>(call.saved));
-    params.saved = {base + saved.max, base + saved.omega, base + saved.mean_k, base + saved.mean_v, base + saved.x};
+    params.saved = {section(saved.max), section(saved.omega), section(saved.mean_k), section(saved.mean_v),
+                    section(saved.x)};
     params.info = call.info;
     params.cu_q = call.cu_seqlens_q, params.cu_k = call.cu_seqlens_k;
     params.scale_log2 = scale_log2(p.scale);
@@ -124,13 +118,13 @@ struct BackwardLaunch {
     params.bounds = at<HeadBounds>(layout.bounds);
     params.low_parts = LowParts::of(p.tolerance);
     CUtensorMap keys, values;
-    if (Status s = maps(keys, values, tile_keys(padded)); !s) return s;
+    LLA_RETURN_IF_ERROR(make_key_maps(keys, values, tile_keys(padded)));
     const auto launch = padded == 64 ? (plan.cached_weights ? launch_solve<64, true> : launch_solve<64, false>)
                                      : (plan.cached_weights ? launch_solve<128, true> : launch_solve<128, false>);
     return launch(keys, values, params, plan.workers, stream);
   }
 
-  Status operands() const {
+  Status make_operands() const {
     OperandParams params{};
     params.shape = shape;
     params.cu_q = call.cu_seqlens_q, params.cu_k = call.cu_seqlens_k;
@@ -139,10 +133,10 @@ struct BackwardLaunch {
     params.padded = padded;
     params.scale = static_cast<float>(p.scale);
     params.q = rows_of(call.q), params.g = rows_of(call.grad_o);
-    params.x = p.given_x() ? rows_of(call.x) : saved_rows(p, section(saved.x), p.dim);
-    if (!p.given_x()) params.y = saved_rows(p, at<float>(layout.y), padded);
-    params.mean_k = saved_rows(p, section(saved.mean_k), p.dim);
-    params.mean_v = saved_rows(p, section(saved.mean_v), p.value_dim);
+    params.x = p.given_x() ? rows_of(call.x) : saved_rows(shape, section(saved.x), p.dim);
+    if (!p.given_x()) params.y = saved_rows(shape, at<float>(layout.y), padded);
+    params.mean_k = saved_rows(shape, section(saved.mean_k), p.dim);
+    params.mean_v = saved_rows(shape, section(saved.mean_v), p.value_dim);
     params.max = section(saved.max), params.omega = section(saved.omega);
     params.sizes = at<RowSizes>(layout.sizes);
     params.heads = at<HeadStatistics>(layout.forward.head_statistics);
@@ -166,9 +160,9 @@ struct BackwardLaunch {
       params.dridge_head = call.dridge.stride[2], params.dridge_dim = call.dridge.stride[3];
     }
     if (p.given_x()) {
-      if (Status s = run_sizes(params, stream); !s) return s;
+      LLA_RETURN_IF_ERROR(run_sizes(params, stream));
     }
-    if (Status s = run_operands(params, stream); !s) return s;
+    LLA_RETURN_IF_ERROR(run_operands(params, stream));
     if (!call.dridge || !summed) return {};
     const RidgeSumParams sums{at<double>(layout.ridge_sums),
                               static_cast<float*>(call.dridge.data),
@@ -180,10 +174,10 @@ struct BackwardLaunch {
     return run_ridge_sum(sums, stream);
   }
 
-  Status queries() const {
+  Status run_row_pass() const {
     RowPassParams params{};
-    if (Status s = maps(params.keys, params.values, 64); !s) return s;
-    if (Status s = query_maps(params.queries); !s) return s;
+    LLA_RETURN_IF_ERROR(make_key_maps(params.keys, params.values, 64));
+    LLA_RETURN_IF_ERROR(make_query_maps(params.queries));
     params.shape = shape;
     params.cu_q = call.cu_seqlens_q, params.cu_k = call.cu_seqlens_k;
     params.heads_kv = static_cast<int32_t>(p.heads_kv), params.dim = static_cast<int32_t>(p.dim);
@@ -201,10 +195,10 @@ struct BackwardLaunch {
     return launch(params, stream);
   }
 
-  Status keys() const {
+  Status run_key_pass() const {
     KeyPassParams params{};
-    if (Status s = maps(params.keys, params.values, 64); !s) return s;
-    if (Status s = query_maps(params.queries); !s) return s;
+    LLA_RETURN_IF_ERROR(make_key_maps(params.keys, params.values, 64));
+    LLA_RETURN_IF_ERROR(make_query_maps(params.queries));
     params.shape = shape;
     params.cu_q = call.cu_seqlens_q, params.cu_k = call.cu_seqlens_k;
     params.heads_kv = static_cast<int32_t>(p.heads_kv);
@@ -219,17 +213,17 @@ struct BackwardLaunch {
     return launch(params, stream);
   }
 
-  Status all() const {
-    if (Status s = clear(); !s) return s;
-    if (Status s = keys_and_values(); !s) return s;
+  Status run() const {
+    LLA_RETURN_IF_ERROR(clear_bounds());
+    LLA_RETURN_IF_ERROR(copy_keys_and_values());
     if (!p.given_x() && p.rows() > 0) {
-      if (Status s = solve(); !s) return s;
+      LLA_RETURN_IF_ERROR(solve_rows());
     }
-    if (Status s = operands(); !s) return s;
+    LLA_RETURN_IF_ERROR(make_operands());
     if (call.dq || call.dx || call.dk) {  // dk needs the row pass for the constants it corrects
-      if (Status s = queries(); !s) return s;
+      LLA_RETURN_IF_ERROR(run_row_pass());
     }
-    return call.dk || call.dv ? keys() : Status{};
+    return call.dk || call.dv ? run_key_pass() : Status{};
   }
 };
 
@@ -237,9 +231,9 @@ struct BackwardLaunch {
 
 Status backward(const core::BackwardCall& call, const core::Plan& plan) {
   const DeviceGuard guard(call.problem.device_index);
-  if (!guard.status()) return guard.status();
+  LLA_RETURN_IF_ERROR(guard.status());
   LLA_RETURN_IF_ERROR(check_pointers(call));
-  return BackwardLaunch{call, plan}.all();
+  return BackwardLaunch{call, plan}.run();
 }
 
 }  // namespace lla::cuda::sm90

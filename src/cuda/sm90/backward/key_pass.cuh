@@ -81,19 +81,17 @@ struct KeyBlock {
   }
   // Index of the (batch, head) in everything kept per head.
   __device__ __forceinline__ int32_t copy_index(const KeyPassParams& params) const {
-    return params.shape.packed ? head : batch * params.heads_kv + head;
+    return kv_copy(params.shape, params.heads_kv, batch, head);
   }
   __device__ __forceinline__ int64_t key_row(const KeyPassParams& params) const {
-    return params.shape.packed ? int64_t{head} * params.shape.total_k + start_k + first_key
-                               : (int64_t{batch} * params.heads_kv + head) * params.shape.seqlen_k + first_key;
+    return first_key_row(params.shape, copy_index(params), start_k) + first_key;
   }
   // Whether a step has low parts.
   __device__ __forceinline__ bool low(const KeyPassParams& params, int32_t member, int32_t step) const {
     return params.low[operand_block(params.shape, batch, head * params.shape.group + member, first_query) + step] != 0;
   }
   __device__ __forceinline__ int64_t query_row(const KeyPassParams& params, int32_t query_head, int32_t query) const {
-    return params.shape.packed ? int64_t{query_head} * params.shape.total_q + start_q + query
-                               : (int64_t{batch} * params.shape.heads_q + query_head) * params.shape.seqlen_q + query;
+    return tensor::query_row(params.shape, batch, query_head, start_q, query);
   }
 };
 
@@ -187,8 +185,17 @@ __device__ __forceinline__ void key_pass_weights(uint32_t (&w)[16], const float 
 
 // Which of a thread's elements are visible: key - query within [low, high], and the query there at all.
 struct KeyPassMask {
-  int32_t key, query;  // of the thread's first element
+  int32_t key, query;  // of the thread's first element; `query` is the step's
   int32_t low, high, end_query, end_key;
+
+  __device__ __forceinline__ KeyPassMask(const KeyPassParams& params, const KeyBlock& block, int32_t first)
+      : key(first) {
+    const int32_t offset = block.length_k - block.length_q;
+    low = params.shape.left < 0 ? INT32_MIN : offset - params.shape.left;
+    high = params.shape.right < 0 ? INT32_MAX : offset + params.shape.right;
+    end_query = block.length_q;
+    end_key = block.length_k;
+  }
 
   __device__ __forceinline__ bool operator()(int row8, int column) const {
     const int32_t k = key + row8, q = query + column;
@@ -250,6 +257,7 @@ __device__ __forceinline__ void key_pass_step(float (&dk)[Config::kDim / 2], flo
   pin(pb);
   pin(ds);
   if constexpr (kStep < 3) constants.load<kStep + 1>(rows, column);
+  // dv += (P a) G;  dk += (P a) (-Y) + (P b) X + dS Q
   mma_fence();
   product_step<Config::kDim, kQueryTile>(dv, pa, g, kStep);
   if constexpr (Config::kSolve) product_step<Config::kDim, kQueryTile>(dk, pa, y, kStep);
@@ -258,127 +266,98 @@ __device__ __forceinline__ void key_pass_step(float (&dk)[Config::kDim / 2], flo
   mma_commit();
 }
 
+// The tiles of one step in the ring: low parts, where it has them, then the others.
 template <class Config>
-__device__ __forceinline__ void key_pass_consumer(const KeyPassParams& params, typename Config::Shared& shared,
-                                                  const KeyBlock& block, int warpgroup) {
-  constexpr int kDim = Config::kDim;
-  const Lane lane(threadIdx.x % kWarpgroupThreads);
-  const __half* keys = shared.keys[warpgroup];
-  const __half* values = shared.values[warpgroup];
-  float dk[kDim / 2], dv[kDim / 2];
-#pragma unroll
-  for (int i = 0; i < kDim / 2; ++i) dk[i] = dv[i] = 0;
+struct StepTiles {
+  using Position = RingPosition<Config::kSlots>;
+  typename Config::Shared& shared;
+  const Position low_at, at;
+  const bool low;
 
-  const int32_t steps = uniform(block.steps());
-  const int32_t first_key = uniform(block.first_key) + warpgroup * 64;
-  const int32_t offset = block.length_k - block.length_q;
-  KeyPassMask mask;
-  mask.low = params.shape.left < 0 ? INT32_MIN : offset - params.shape.left;
-  mask.high = params.shape.right < 0 ? INT32_MAX : offset + params.shape.right;
-  mask.key = first_key + lane.row;
-  mask.end_query = block.length_q;
-  mask.end_key = block.length_k;
+  __device__ __forceinline__ StepTiles(typename Config::Shared& of, const Position& position, bool has_low)
+      : shared(of), low_at(position), at(has_low ? position.ahead(Config::kLowTiles) : position), low(has_low) {}
 
-  shared.barriers.resident.wait(0);
-  RingPosition<Config::kSlots> at;
-  const int32_t total = steps * params.shape.group;
-  int32_t step_in_head = 0, buffer = 0;
-  bool next_low = uniform(total > 0 && block.low(params, 0, 0)) != 0;
-  for (int32_t step = 0; step < total; ++step) {
-    const int32_t first_query = block.first_query + step_in_head * kQueryTile;
-    const bool low = next_low;
-    if (++step_in_head == steps) step_in_head = 0;
-    const RowConstants* rows = shared.rows[buffer];
-    const int own_buffer = buffer;
-    if (++buffer == Config::kRowBuffers) buffer = 0;
-    const auto low_at = at;
-    if (low) at.advance(Config::kLowTiles);
-    const auto tile = [&](int which) { return shared.slots[at.ahead(which).slot]; };
-    const auto low_tile = [&](int which) { return shared.slots[low_at.ahead(which).slot]; };
-    const auto wait_at = [&](const auto& position) { shared.barriers.full[position.slot].wait(position.phase); };
-    const auto wait = [&](int which) { wait_at(at.ahead(which)); };
-    const auto free_at = [&](const auto& position) { shared.barriers.empty[position.slot].arrive_for_warp(); };
-    const auto free_tile = [&](int which) { free_at(at.ahead(which)); };
-
-    const int32_t nearest = first_key - first_query - (kQueryTile - 1), farthest = first_key + 63 - first_query;
-    wait(Config::kQ);
-    next_low = uniform(shared.next_low[own_buffer]) != 0;
-    if (nearest > mask.high || farthest < mask.low) {  // seen by the other warpgroup only
-      __syncwarp();
-      for (int i = 0; low && i < Config::kLowTiles; ++i) wait_at(low_at.ahead(i)), free_at(low_at.ahead(i));
-      for (int i = 0; i < Config::kHighTiles; ++i) wait(i), free_tile(i);
-      at.advance(Config::kHighTiles);
-      continue;
-    }
-    float s[32], e[32];  // S, later B; E
-    uint32_t w[16];
-    mma_fence();
-    product_transposed<kDim, 64>(s, keys, tile(Config::kQ));
-    mma_commit();
-    wait(Config::kXHigh);
-    if (low) wait_at(low_at.ahead(Config::kXLow));
-    mma_fence();
-    product_transposed<kDim, 64>(e, keys, tile(Config::kXHigh));
-    if (low) {
-      mma_fence();
-      product_transposed<kDim, 64, true>(e, keys, low_tile(Config::kXLow));
-    }
-    mma_commit();
-    const LogitConstants logits(rows, lane.column);
-    mma_wait<1>();
-    pin(s);
-    key_pass_weights(w, s, logits);
-    pin(w);
-    wait(Config::kG);
-    if constexpr (Config::kSolve) {
-      wait(Config::kYHigh);
-      if (low) wait_at(low_at.ahead(Config::kYLow));
-    }
-    mma_fence();
-    product_transposed<kDim, 64>(s, values, tile(Config::kG));
-    if constexpr (Config::kSolve) {
-      product_transposed<kDim, 64, true>(s, keys, tile(Config::kYHigh));
-      if (low) {
-        mma_fence();
-        product_transposed<kDim, 64, true>(s, keys, low_tile(Config::kYLow));
-      }
-    }
-    mma_commit();
-    StepConstants constants;
-    constants.load<0>(rows, lane.column);
-    mma_wait<0>();
-    pin(e);
-    pin(s);
-    if (low) {
-      free_at(low_at.ahead(Config::kXLow));
-      if constexpr (Config::kSolve) free_at(low_at.ahead(Config::kYLow));
-    }
-
-    mask.query = first_query + lane.column;
-    const bool whole = nearest >= mask.low && farthest <= mask.high && first_query + kQueryTile <= block.length_q &&
-                       first_key + 64 <= block.length_k;
-    const auto run = [&]<int kStep>() {
-      key_pass_step<Config, kStep>(dk, dv, w, e, s, constants, rows, lane.column, whole, mask, tile(Config::kQ),
-                                   tile(Config::kG), tile(Config::kXHigh), tile(Config::kYHigh));
-    };
-    run.template operator()<0>();
-    run.template operator()<1>();
-    run.template operator()<2>();
-    run.template operator()<3>();
-    mma_wait<0>();
-    pin(dk);
-    pin(dv);
-    __syncwarp();  // one lane speaks for all that have read the constants that came with Q
-    free_tile(Config::kQ);
-    free_tile(Config::kXHigh);
-    free_tile(Config::kG);
-    if constexpr (Config::kSolve) free_tile(Config::kYHigh);
-    at.advance(Config::kHighTiles);
+  __device__ __forceinline__ const __half* tile(int which) const { return shared.slots[at.ahead(which).slot]; }
+  __device__ __forceinline__ const __half* low_tile(int which) const { return shared.slots[low_at.ahead(which).slot]; }
+  __device__ __forceinline__ void wait(int which) const { wait_at(at.ahead(which)); }
+  __device__ __forceinline__ void wait_low(int which) const { wait_at(low_at.ahead(which)); }
+  __device__ __forceinline__ void release(int which) const { release_at(at.ahead(which)); }
+  __device__ __forceinline__ void release_low(int which) const { release_at(low_at.ahead(which)); }
+  // Of a step that only the other warpgroup sees.
+  __device__ __forceinline__ void pass_by() const {
+    __syncwarp();
+    for (int i = 0; low && i < Config::kLowTiles; ++i) wait_low(i), release_low(i);
+    for (int i = 0; i < Config::kHighTiles; ++i) wait(i), release(i);
   }
 
+ private:
+  __device__ __forceinline__ void wait_at(const Position& p) const { shared.barriers.full[p.slot].wait(p.phase); }
+  __device__ __forceinline__ void release_at(const Position& p) const {
+    shared.barriers.empty[p.slot].arrive_for_warp();
+  }
+};
+
+// W, E and B of 64 keys and a step's 64 queries. Lets go of its low parts. `constants` are those of its first 16
+// queries.
+template <class Config>
+__device__ __forceinline__ void key_pass_products(uint32_t (&w)[16], float (&e)[32], float (&b)[32],
+                                                  StepConstants& constants, const StepTiles<Config>& tiles,
+                                                  const __half* keys, const __half* values, const RowConstants* rows,
+                                                  int column) {
+  constexpr int kDim = Config::kDim;
+  float(&s)[32] = b;  // B takes the registers of S once these have become W
+  // S = K Qᵀ
+  mma_fence();
+  product_transposed<kDim, 64>(s, keys, tiles.tile(Config::kQ));
+  mma_commit();
+  tiles.wait(Config::kXHigh);
+  if (tiles.low) tiles.wait_low(Config::kXLow);
+  // E = K Xᵀ
+  mma_fence();
+  product_transposed<kDim, 64>(e, keys, tiles.tile(Config::kXHigh));
+  if (tiles.low) {
+    mma_fence();
+    product_transposed<kDim, 64, true>(e, keys, tiles.low_tile(Config::kXLow));
+  }
+  mma_commit();
+  const LogitConstants logits(rows, column);
+  mma_wait<1>();
+  pin(s);
+  key_pass_weights(w, s, logits);
+  pin(w);
+  tiles.wait(Config::kG);
+  if constexpr (Config::kSolve) {
+    tiles.wait(Config::kYHigh);
+    if (tiles.low) tiles.wait_low(Config::kYLow);
+  }
+  // B = V Gᵀ - K Yᵀ (Y carries the sign)
+  mma_fence();
+  product_transposed<kDim, 64>(b, values, tiles.tile(Config::kG));
+  if constexpr (Config::kSolve) {
+    product_transposed<kDim, 64, true>(b, keys, tiles.tile(Config::kYHigh));
+    if (tiles.low) {
+      mma_fence();
+      product_transposed<kDim, 64, true>(b, keys, tiles.low_tile(Config::kYLow));
+    }
+  }
+  mma_commit();
+  constants.load<0>(rows, column);
+  mma_wait<0>();
+  pin(e);
+  pin(b);
+  if (tiles.low) {
+    tiles.release_low(Config::kXLow);
+    if constexpr (Config::kSolve) tiles.release_low(Config::kYLow);
+  }
+}
+
+template <int kDim>
+__device__ __forceinline__ void store_keys(const KeyPassParams& params, const KeyBlock& block, int32_t first_key,
+                                           const float (&dk)[kDim / 2], const float (&dv)[kDim / 2], bool any_query,
+                                           const Lane& lane) {
   // Without a query nobody has written the exponents.
   const int2 exponents =
-      total > 0 ? reinterpret_cast<const int2*>(params.head_exponents)[block.copy_index(params)] : make_int2(0, 0);
+      any_query ? reinterpret_cast<const int2*>(params.head_exponents)[block.copy_index(params)] : make_int2(0, 0);
   const PowerOfTwo of_dk(exponents.x), of_dv(exponents.y);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -388,6 +367,64 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& params, t
     store_row<kDim>(params.dv, block.batch, block.start_k + key, block.head, params.value_dim, lane.column, dv, h,
                     of_dv);
   }
+}
+
+template <class Config>
+__device__ __forceinline__ void key_pass_consumer(const KeyPassParams& params, typename Config::Shared& shared,
+                                                  const KeyBlock& block, int warpgroup) {
+  constexpr int kDim = Config::kDim;
+  const Lane lane(threadIdx.x % kWarpgroupThreads);
+  float dk[kDim / 2], dv[kDim / 2];
+#pragma unroll
+  for (int i = 0; i < kDim / 2; ++i) dk[i] = dv[i] = 0;
+
+  const int32_t steps = uniform(block.steps());
+  const int32_t first_key = uniform(block.first_key) + warpgroup * 64;
+  KeyPassMask mask(params, block, first_key + lane.row);
+  shared.barriers.resident.wait(0);
+  RingPosition<Config::kSlots> at;
+  const int32_t total = steps * params.shape.group;
+  int32_t step_in_head = 0, buffer = 0;
+  bool next_low = uniform(total > 0 && block.low(params, 0, 0)) != 0;
+  for (int32_t step = 0; step < total; ++step) {
+    const int32_t first_query = block.first_query + step_in_head * kQueryTile;
+    if (++step_in_head == steps) step_in_head = 0;
+    const RowConstants* rows = shared.rows[buffer];
+    const int own_buffer = buffer;
+    if (++buffer == Config::kRowBuffers) buffer = 0;
+    const StepTiles<Config> tiles(shared, at, next_low);
+    at = tiles.at.ahead(Config::kHighTiles);
+
+    const int32_t nearest = first_key - first_query - (kQueryTile - 1), farthest = first_key + 63 - first_query;
+    tiles.wait(Config::kQ);
+    next_low = uniform(shared.next_low[own_buffer]) != 0;
+    if (nearest > mask.high || farthest < mask.low) {
+      tiles.pass_by();
+      continue;
+    }
+    float e[32], b[32];
+    uint32_t w[16];
+    StepConstants constants;
+    key_pass_products<Config>(w, e, b, constants, tiles, shared.keys[warpgroup], shared.values[warpgroup], rows,
+                              lane.column);
+    mask.query = first_query + lane.column;
+    const bool whole = nearest >= mask.low && farthest <= mask.high && first_query + kQueryTile <= block.length_q &&
+                       first_key + 64 <= block.length_k;
+    const auto run = [&]<int kStep>() {
+      key_pass_step<Config, kStep>(dk, dv, w, e, b, constants, rows, lane.column, whole, mask, tiles.tile(Config::kQ),
+                                   tiles.tile(Config::kG), tiles.tile(Config::kXHigh), tiles.tile(Config::kYHigh));
+    };
+    run.template operator()<0>();
+    run.template operator()<1>();
+    run.template operator()<2>();
+    run.template operator()<3>();
+    mma_wait<0>();
+    pin(dk);
+    pin(dv);
+    __syncwarp();  // one lane speaks for all that have read the constants that came with Q
+    for (int which = 0; which < Config::kHighTiles; ++which) tiles.release(which);
+  }
+  store_keys<kDim>(params, block, first_key, dk, dv, total > 0, lane);
 }
 
 template <int kDim, bool kSolve>

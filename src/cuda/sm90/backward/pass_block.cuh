@@ -11,7 +11,6 @@ namespace lla::cuda::sm90 {
 
 inline constexpr int kPassWarpgroups = 2;  // consumer warpgroups
 inline constexpr int kPassThreads = (kPassWarpgroups + 1) * kWarpgroupThreads;
-inline constexpr int kWarpgroupBarrier = 1;  // a named barrier; + warpgroup: its 128 threads
 inline constexpr int kPassProducerRegisters = 24, kPassConsumerRegisters = 240;
 
 template <int kSlots>

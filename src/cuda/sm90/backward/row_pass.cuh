@@ -59,14 +59,9 @@ struct RowBlock {
     block = block_of_item(params.shape, params.cu_q, params.cu_k, item);
     keys = visible_keys(params.shape, block, block.first_row, kBlockRows);
     tiles = tiles_of(keys, 64);
-    const int32_t kv_head = block.head / params.shape.group;
-    query_row =
-        params.shape.packed
-            ? int64_t{block.head} * params.shape.total_q + block.start_q + block.first_row
-            : (int64_t{block.batch} * params.shape.heads_q + block.head) * params.shape.seqlen_q + block.first_row;
-    key_row = params.shape.packed ? int64_t{kv_head} * params.shape.total_k + block.start_k
-                                  : (int64_t{block.batch} * params.heads_kv + kv_head) * params.shape.seqlen_k;
-    copy_index = params.shape.packed ? kv_head : block.batch * params.heads_kv + kv_head;
+    copy_index = kv_copy(params.shape, params.heads_kv, block.batch, block.head / params.shape.group);
+    query_row = tensor::query_row(params.shape, block.batch, block.head, block.start_q, block.first_row);
+    key_row = first_key_row(params.shape, copy_index, block.start_k);
   }
   // Whether a warpgroup's rows have low parts; those that are not there have none.
   __device__ __forceinline__ bool low(const RowPassParams& params, int warpgroup) const {
@@ -115,10 +110,14 @@ struct RowPair {
   int32_t begin[2], end[2];  // visible keys
 };
 
+// Row sums over the keys: of the operands of t and dq as they are rounded, of W a' and of W b'.
+struct RowSums {
+  float t[2] = {0, 0}, q[2] = {0, 0}, a[2] = {0, 0}, b[2] = {0, 0};
+};
+
 // Operands of 64 queries x 16 keys (those of column blocks 2 kStep and 2 kStep + 1), and the rounded row sums.
 template <class Config, bool kMasked, int kStep>
-__device__ __forceinline__ void row_pass_elements(uint32_t (&ut)[4], uint32_t (&uq)[4], float (&sum_t)[2],
-                                                  float (&sum_q)[2], float (&sum_a)[2], float (&sum_b)[2],
+__device__ __forceinline__ void row_pass_elements(uint32_t (&ut)[4], uint32_t (&uq)[4], RowSums& sum,
                                                   const uint32_t (&w)[16], const float (&e)[32], const float (&b)[32],
                                                   const RowPair& row, int32_t first_key) {
 #pragma unroll
@@ -135,24 +134,24 @@ __device__ __forceinline__ void row_pass_elements(uint32_t (&ut)[4], uint32_t (&
         const float weight = !visible ? 0.f : c == 0 ? pair.x : pair.y;
         const float a1 = fmaf(e[4 * j + 2 * h + c], row.edge_a[h], row.a0[h]);
         const float b1 = fmaf(b[4 * j + 2 * h + c], row.edge_b[h], row.b0[h]);
-        if constexpr (Config::kSolve) sum_a[h] = fmaf(weight, a1, sum_a[h]);
+        if constexpr (Config::kSolve) sum.a[h] = fmaf(weight, a1, sum.a[h]);
         if constexpr (Config::kTarget) {
           t[c] = weight * b1;
-          sum_b[h] += t[c];
+          sum.b[h] += t[c];
           q[c] = t[c] * a1;
         } else {
-          sum_b[h] = fmaf(weight, b1, sum_b[h]);
+          sum.b[h] = fmaf(weight, b1, sum.b[h]);
           q[c] = weight * fmaf(a1, b1, row.minus_c[h]);
         }
       }
       if constexpr (Config::kTarget) {
         ut[2 * i + h] = pack(t[0], t[1]);
         const float2 rounded = unpack(ut[2 * i + h]);
-        sum_t[h] += rounded.x + rounded.y;
+        sum.t[h] += rounded.x + rounded.y;
       }
       uq[2 * i + h] = Config::kSolve ? pack_saturated(q[0], q[1]) : pack(q[0], q[1]);
       const float2 rounded = unpack(uq[2 * i + h]);
-      sum_q[h] += rounded.x + rounded.y;
+      sum.q[h] += rounded.x + rounded.y;
     }
   }
 }
@@ -195,15 +194,10 @@ __device__ __forceinline__ void move_mean(RowConstants& to, float b0, float exce
   to.a0 = fmaf(a0 - one, factor, a0);
 }
 
+// A thread's two rows; those that do not exist see nothing.
 template <class Config>
-__device__ __forceinline__ void row_pass_consumer(const RowPassParams& params, typename Config::Shared& shared,
-                                                  const RowBlock& rb, int warpgroup) {
-  constexpr int kDim = Config::kDim;
-  const Lane lane(threadIdx.x % kWarpgroupThreads);
-  const int32_t first_row = rb.block.first_row + warpgroup * 64;
-  const int64_t saved_row = rb.query_row + warpgroup * 64 + lane.row;
-
-  RowPair row;
+__device__ __forceinline__ void read_row_pair(RowPair& row, const RowPassParams& params, const RowBlock& rb,
+                                              int32_t first_row, int64_t saved_row, const Lane& lane) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int32_t position = first_row + lane.row + 8 * h;
@@ -221,23 +215,202 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& params, t
     row.a0[h] = factor * c.a0, row.b0[h] = c.b0, row.minus_c[h] = factor * c.minus_c;
     row.begin[h] = range.begin, row.end[h] = range.end;
   }
-  uint32_t q[Config::kQInRegisters ? kDim / 4 : 1];
-  if constexpr (Config::kQInRegisters) {
-    const int64_t last = rb.query_row - rb.block.first_row + rb.block.length_q - 1;  // rows beyond it do not matter
+}
+
+// Q as the words a product takes.
+template <class Config>
+__device__ __forceinline__ void read_queries(uint32_t (&q)[Config::kDim / 4], const RowPassParams& params,
+                                             const RowBlock& rb, int64_t saved_row, const Lane& lane) {
+  const int64_t last = rb.query_row - rb.block.first_row + rb.block.length_q - 1;  // rows beyond it do not matter
 #pragma unroll
-    for (int k = 0; k < kDim / 16; ++k) {
+  for (int k = 0; k < Config::kDim / 16; ++k) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int64_t r = min(saved_row + 8 * (i & 1), last);
-        q[4 * k + i] = *reinterpret_cast<const uint32_t*>(params.q + r * kDim + 16 * k + 8 * (i >> 1) + lane.column);
-      }
+    for (int i = 0; i < 4; ++i) {
+      const int64_t r = min(saved_row + 8 * (i & 1), last);
+      q[4 * k + i] =
+          *reinterpret_cast<const uint32_t*>(params.q + r * Config::kDim + 16 * k + 8 * (i >> 1) + lane.column);
     }
   }
+}
+
+// W, E and B of a tile. Lets go of its values, which come behind its keys.
+template <class Config, int kQWords>
+__device__ __forceinline__ void row_pass_products(uint32_t (&w)[16], float (&e)[32], float (&b)[32],
+                                                  typename Config::Shared& shared, int warpgroup,
+                                                  const RingPosition<Config::kSlots>& at, const uint32_t (&q)[kQWords],
+                                                  const RowPair& row, bool low) {
+  constexpr int kDim = Config::kDim;
+  const auto value_at = at.ahead(1);
+  const __half* keys = shared.slots[at.slot];
+  const __half* values = shared.slots[value_at.slot];
+  const auto operand = [&](int place) { return shared.resident[warpgroup][place]; };
+  float s[32];
+  shared.barriers.full[at.slot].wait(at.phase);
+  // S = Q Kᵀ
+  mma_fence();
+  if constexpr (Config::kQInRegisters) {
+    product_transposed<kDim, 64>(s, q, keys);
+  } else {
+    product_transposed<kDim, 64>(s, operand(Config::kQ), keys);
+  }
+  mma_commit();
+  // E = X Kᵀ
+  product_transposed<kDim, 64>(e, operand(Config::kXHigh), keys);
+  if (low) {
+    mma_fence();
+    product_transposed<kDim, 64, true>(e, operand(Config::kXLow), keys);
+  }
+  mma_commit();
+  mma_wait<1>();
+  pin(s);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int h = i & 1;
+    w[i] = pack(exp2_fast(fmaf(s[2 * i], row.logit[h], row.shift[h])),
+                exp2_fast(fmaf(s[2 * i + 1], row.logit[h], row.shift[h])));
+  }
+  pin(w);  // before B takes the registers of S
+  shared.barriers.full[value_at.slot].wait(value_at.phase);
+  // B = G Vᵀ - Y Kᵀ (Y carries the sign)
+  mma_fence();
+  product_transposed<kDim, 64>(b, operand(Config::kG), values);
+  if constexpr (Config::kSolve) {
+    product_transposed<kDim, 64, true>(b, operand(Config::kYHigh), keys);
+    if (low) {
+      mma_fence();
+      product_transposed<kDim, 64, true>(b, operand(Config::kYLow), keys);
+    }
+  }
+  mma_commit();
+  mma_wait<0>();
+  pin(b);
+  pin(e);
+  shared.barriers.empty[value_at.slot].arrive_for_warp();
+}
+
+// 16 keys: t += (W b') K and dq += (W (a' b' - c')) K, which run while the next 16 are prepared.
+template <class Config, int kStep, int kTargetSize>
+__device__ __forceinline__ void row_pass_step(float (&target)[kTargetSize], float (&dq)[Config::kDim / 2], RowSums& sum,
+                                              const uint32_t (&w)[16], const float (&e)[32], const float (&b)[32],
+                                              const RowPair& row, int32_t first_key, bool whole, const __half* keys) {
+  uint32_t ut[4], uq[4];
+  if (whole) {
+    row_pass_elements<Config, false, kStep>(ut, uq, sum, w, e, b, row, first_key);
+  } else {
+    row_pass_elements<Config, true, kStep>(ut, uq, sum, w, e, b, row, first_key);
+  }
+  if constexpr (Config::kTarget) pin(ut);
+  pin(uq);
+  mma_fence();
+  if constexpr (Config::kTarget) product_step<Config::kDim, 64>(target, ut, keys, kStep);
+  product_step<Config::kDim, 64>(dq, uq, keys, kStep);
+  mma_commit();
+}
+
+// What the end of a row needs beside its sums.
+struct RowEnd {
+  int64_t at_row[2];
+  RowUnits units[2];
+  float inverse[2], scale_q[2], down[2];  // down: what undoes the halving and lifting
+};
+template <class Config>
+__device__ __forceinline__ void read_row_end(RowEnd& end, RowSums& sum, const RowPassParams& params, const RowBlock& rb,
+                                             const OwnRows& own_rows) {
+  const int64_t row0 = rb.query_row - rb.block.first_row;
+  end.at_row[0] = row0 + own_rows.row[0], end.at_row[1] = row0 + own_rows.row[1];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    end.units[h] = params.units[end.at_row[h]];
+    end.inverse[h] = params.rows[end.at_row[h]].inverse * 0x1p-15f;
+    sum.t[h] = quad_sum(sum.t[h]), sum.q[h] = quad_sum(sum.q[h]), sum.b[h] = quad_sum(sum.b[h]);
+    if constexpr (Config::kSolve) sum.a[h] = quad_sum(sum.a[h]);
+    end.down[h] = Config::kSolve ? 2.f * inverse_power_of_two(end.units[h].lift) : 1.f;
+    end.scale_q[h] = end.units[h].scale * end.inverse[h] * end.down[h];
+  }
+}
+
+// For the key pass, whose sums cannot see it: what rounding left of the sums of P b and dS over the keys, both zero.
+template <class Config>
+__device__ __forceinline__ void correct_constants(const RowPassParams& params, const RowEnd& end, const RowSums& sum,
+                                                  const RowPair& row, const OwnRows& own_rows, const Lane& lane) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    if (lane.column != 0 || !own_rows.exists[h]) continue;
+    RowConstants& to = params.rows[end.at_row[h]];
+    const float one = end.units[h].one, inverse = end.inverse[h], down = end.down[h];
+    const float excess = sum.b[h] * inverse;  // of P b'; moves b' ...
+    const float c = excess * one;             // ... and so c', by the sum of P a' times it
+    if constexpr (Config::kSolve) {
+      const float a0 = down * (row.a0[h] - sum.a[h] * inverse) + one;
+      move_mean(to, row.b0[h], excess, a0, one);
+    } else {
+      to.b0 = row.b0[h] - excess;
+    }
+    to.minus_c = Config::kSolve ? down * (row.minus_c[h] - sum.q[h] * inverse) + c : c - sum.q[h] * inverse;
+    if (row.end[h] - row.begin[h] == 1 && finite(row.b0[h])) {  // one key: a is 1 and b is 0, to the last bit
+      to.edge = to.b0 = to.minus_c = 0.f;
+      to.a0 = one;
+    }
+  }
+}
+
+// t and dq from their sums: less (row sum) x (mean key), in their own units; dq also has y.
+template <class Config, int kTargetSize>
+__device__ __forceinline__ void finish_sums(float (&target)[kTargetSize], float (&dq)[Config::kDim / 2],
+                                            const RowPassParams& params, const RowBlock& rb, const RowEnd& end,
+                                            const RowSums& sum, float key_scale, bool shifted, const Lane& lane) {
+  constexpr int kDim = Config::kDim;
+  // Half of the columns at a time: all their reads are under way at once, and the registers are there.
+  const float* const means[2] = {params.mean_k + end.at_row[0] * params.dim,
+                                 params.mean_k + end.at_row[1] * params.dim};
+  const float* const solved[2] = {params.y + end.at_row[0] * kDim, params.y + end.at_row[1] * kDim};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float mean[kDim / 4], y[Config::kSolve ? kDim / 4 : 1];
+    load_half_rows<kDim>(mean, means, half, params.dim, lane.column);
+    if (Config::kSolve && shifted) {
+#pragma unroll
+      for (int i = 0; i < kDim / 8; ++i) {
+        const int at = half * (kDim / 2) + 8 * (i / 2) + lane.column;
+        const float2 c = __ldg(reinterpret_cast<const float2*>(params.key_shift + int64_t{rb.copy_index} * kDim + at));
+        mean[2 * i] -= c.x, mean[2 * i + 1] -= c.y;
+      }
+    }
+    if constexpr (Config::kSolve) load_half_rows<kDim>(y, solved, half, params.dim, lane.column);
+    if constexpr (Config::kTarget) centre_half<kDim>(target, mean, half, sum.t, key_scale, end.inverse);
+    centre_half<kDim>(dq, mean, half, sum.q, key_scale, end.scale_q);
+    if constexpr (Config::kSolve) {
+#pragma unroll
+      for (int e = 0; e < kDim / 4; ++e) dq[half * (kDim / 4) + e] += y[e];
+    }
+    keep_order();
+  }
+  const PowerOfTwo of_dq[2] = {PowerOfTwo(end.units[0].dq_exponent), PowerOfTwo(end.units[1].dq_exponent)};
+#pragma unroll
+  for (int e = 0; e < kDim / 2; ++e) dq[e] = of_dq[row_of(e)] * dq[e];
+  if constexpr (Config::kTarget) {
+    const PowerOfTwo of_dx[2] = {PowerOfTwo(end.units[0].dx_exponent), PowerOfTwo(end.units[1].dx_exponent)};
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) target[e] = of_dx[row_of(e)] * target[e];
+  }
+}
+
+template <class Config>
+__device__ __forceinline__ void row_pass_consumer(const RowPassParams& params, typename Config::Shared& shared,
+                                                  const RowBlock& rb, int warpgroup) {
+  constexpr int kDim = Config::kDim;
+  const Lane lane(threadIdx.x % kWarpgroupThreads);
+  const int32_t first_row = rb.block.first_row + warpgroup * 64;
+  const int64_t saved_row = rb.query_row + warpgroup * 64 + lane.row;
+  RowPair row;
+  read_row_pair<Config>(row, params, rb, first_row, saved_row, lane);
+  uint32_t q[Config::kQInRegisters ? kDim / 4 : 1];
+  if constexpr (Config::kQInRegisters) read_queries<Config>(q, params, rb, saved_row, lane);
 
   float target[Config::kTarget ? kDim / 2 : 1], dq[kDim / 2];
   for (float& v : target) v = 0;
   for (float& v : dq) v = 0;
-  float sum_t[2] = {0, 0}, sum_q[2] = {0, 0}, sum_a[2] = {0, 0}, sum_b[2] = {0, 0};
+  RowSums sum;
   const KeyRange common = common_keys(params.shape, rb.block, first_row, 64);
   const bool all_rows = first_row + 64 <= rb.block.length_q;
   TileRange own = uniform(tiles_of(visible_keys(params.shape, rb.block, first_row, 64), 64));
@@ -245,7 +418,6 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& params, t
   const bool low = uniform(rb.low(params, warpgroup)) != 0;
 
   shared.barriers.resident.wait(0);
-  const auto operand = [&](int place) { return shared.resident[warpgroup][place]; };
   RingPosition<Config::kSlots> at;
   const auto pass_by = [&](int tiles) {  // seen by the other warpgroup only
     for (int i = 0; i < 2 * tiles; ++i) {
@@ -256,67 +428,14 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& params, t
   };
   pass_by(own.begin - rb.tiles.begin);
   for (int32_t tile = own.begin; tile < own.end; ++tile) {
-    const auto value_at = at.ahead(1);
-    const __half* keys = shared.slots[at.slot];
-    const __half* values = shared.slots[value_at.slot];
-    float s[32], e[32], b[32];
+    float e[32], b[32];
     uint32_t w[16];
-    shared.barriers.full[at.slot].wait(at.phase);
-    mma_fence();
-    if constexpr (Config::kQInRegisters) {
-      product_transposed<kDim, 64>(s, q, keys);
-    } else {
-      product_transposed<kDim, 64>(s, operand(Config::kQ), keys);
-    }
-    mma_commit();
-    product_transposed<kDim, 64>(e, operand(Config::kXHigh), keys);
-    if (low) {
-      mma_fence();
-      product_transposed<kDim, 64, true>(e, operand(Config::kXLow), keys);
-    }
-    mma_commit();
-    mma_wait<1>();
-    pin(s);
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const int h = i & 1;
-      w[i] = pack(exp2_fast(fmaf(s[2 * i], row.logit[h], row.shift[h])),
-                  exp2_fast(fmaf(s[2 * i + 1], row.logit[h], row.shift[h])));
-    }
-    pin(w);  // before B takes the registers of S
-    shared.barriers.full[value_at.slot].wait(value_at.phase);
-    mma_fence();
-    product_transposed<kDim, 64>(b, operand(Config::kG), values);
-    if constexpr (Config::kSolve) {
-      product_transposed<kDim, 64, true>(b, operand(Config::kYHigh), keys);
-      if (low) {
-        mma_fence();
-        product_transposed<kDim, 64, true>(b, operand(Config::kYLow), keys);
-      }
-    }
-    mma_commit();
-    mma_wait<0>();
-    pin(b);
-    pin(e);
-    shared.barriers.empty[value_at.slot].arrive_for_warp();
-
+    row_pass_products<Config>(w, e, b, shared, warpgroup, at, q, row, low);
     const int32_t first_key = tile * 64;
     const bool whole = all_rows && first_key >= common.begin && first_key + 64 <= common.end;
     const auto run = [&]<int kStep>() {
-      uint32_t ut[4], uq[4];
-      if (whole) {
-        row_pass_elements<Config, false, kStep>(ut, uq, sum_t, sum_q, sum_a, sum_b, w, e, b, row,
-                                                first_key + lane.column);
-      } else {
-        row_pass_elements<Config, true, kStep>(ut, uq, sum_t, sum_q, sum_a, sum_b, w, e, b, row,
-                                               first_key + lane.column);
-      }
-      if constexpr (Config::kTarget) pin(ut);
-      pin(uq);
-      mma_fence();
-      if constexpr (Config::kTarget) product_step<kDim, 64>(target, ut, keys, kStep);
-      product_step<kDim, 64>(dq, uq, keys, kStep);
-      mma_commit();
+      row_pass_step<Config, kStep>(target, dq, sum, w, e, b, row, first_key + lane.column, whole,
+                                   shared.slots[at.slot]);
     };
     run.template operator()<0>();
     run.template operator()<1>();
@@ -331,72 +450,12 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& params, t
   pass_by(rb.tiles.end - own.end);
 
   const OwnRows own_rows(rb.block, first_row, lane);
-  const int64_t row0 = rb.query_row - rb.block.first_row;
-  const int64_t at_row[2] = {row0 + own_rows.row[0], row0 + own_rows.row[1]};
-  RowUnits units[2];
-  float inverse[2], scale_q[2], down[2];  // down: what undoes the halving and lifting
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    units[h] = params.units[at_row[h]];
-    inverse[h] = params.rows[at_row[h]].inverse * 0x1p-15f;
-    sum_t[h] = quad_sum(sum_t[h]), sum_q[h] = quad_sum(sum_q[h]), sum_b[h] = quad_sum(sum_b[h]);
-    if constexpr (Config::kSolve) sum_a[h] = quad_sum(sum_a[h]);
-    down[h] = Config::kSolve ? 2.f * inverse_power_of_two(units[h].lift) : 1.f;
-    scale_q[h] = units[h].scale * inverse[h] * down[h];
-  }
+  RowEnd end;
+  read_row_end<Config>(end, sum, params, rb, own_rows);
   const float key_scale = 1.f / power_of_two_scale(__uint_as_float(params.heads[rb.copy_index].largest_key));
   const bool shifted = params.heads[rb.copy_index].marked & kShifted;
-  // For the key pass, whose sums cannot see it: what rounding left of the sums of P b and dS over the keys, both zero.
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    if (lane.column != 0 || !own_rows.exists[h]) continue;
-    RowConstants& to = params.rows[at_row[h]];
-    const float excess = sum_b[h] * inverse[h];  // of P b'; moves b' ...
-    const float c = excess * units[h].one;       // ... and so c', by the sum of P a' times it
-    if constexpr (Config::kSolve) {
-      const float a0 = down[h] * (row.a0[h] - sum_a[h] * inverse[h]) + units[h].one;
-      move_mean(to, row.b0[h], excess, a0, units[h].one);
-    } else {
-      to.b0 = row.b0[h] - excess;
-    }
-    to.minus_c = Config::kSolve ? down[h] * (row.minus_c[h] - sum_q[h] * inverse[h]) + c : c - sum_q[h] * inverse[h];
-    if (row.end[h] - row.begin[h] == 1 && finite(row.b0[h])) {  // one key: a is 1 and b is 0, to the last bit
-      to.edge = to.b0 = to.minus_c = 0.f;
-      to.a0 = units[h].one;
-    }
-  }
-  // Half of the columns at a time: all their reads are under way at once, and the registers are there.
-  const float* const means[2] = {params.mean_k + at_row[0] * params.dim, params.mean_k + at_row[1] * params.dim};
-  const float* const solved[2] = {params.y + at_row[0] * kDim, params.y + at_row[1] * kDim};
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float mean[kDim / 4], y[Config::kSolve ? kDim / 4 : 1];
-    load_half_rows<kDim>(mean, means, half, params.dim, lane.column);
-    if (Config::kSolve && shifted) {
-#pragma unroll
-      for (int i = 0; i < kDim / 8; ++i) {
-        const int at = half * (kDim / 2) + 8 * (i / 2) + lane.column;
-        const float2 c = __ldg(reinterpret_cast<const float2*>(params.key_shift + int64_t{rb.copy_index} * kDim + at));
-        mean[2 * i] -= c.x, mean[2 * i + 1] -= c.y;
-      }
-    }
-    if constexpr (Config::kSolve) load_half_rows<kDim>(y, solved, half, params.dim, lane.column);
-    if constexpr (Config::kTarget) centre_half<kDim>(target, mean, half, sum_t, key_scale, inverse);
-    centre_half<kDim>(dq, mean, half, sum_q, key_scale, scale_q);
-    if constexpr (Config::kSolve) {
-#pragma unroll
-      for (int e = 0; e < kDim / 4; ++e) dq[half * (kDim / 4) + e] += y[e];
-    }
-    keep_order();
-  }
-  const PowerOfTwo of_dq[2] = {PowerOfTwo(units[0].dq_exponent), PowerOfTwo(units[1].dq_exponent)};
-#pragma unroll
-  for (int e = 0; e < kDim / 2; ++e) dq[e] = of_dq[row_of(e)] * dq[e];
-  if constexpr (Config::kTarget) {
-    const PowerOfTwo of_dx[2] = {PowerOfTwo(units[0].dx_exponent), PowerOfTwo(units[1].dx_exponent)};
-#pragma unroll
-    for (int e = 0; e < kDim / 2; ++e) target[e] = of_dx[row_of(e)] * target[e];
-  }
+  correct_constants<Config>(params, end, sum, row, own_rows, lane);
+  finish_sums<Config>(target, dq, params, rb, end, sum, key_scale, shifted, lane);
   const int own_warpgroup = thread_read_again() / kWarpgroupThreads - 1;
   named_sync(kWarpgroupBarrier + own_warpgroup, kWarpgroupThreads);  // the operands have been read by all
   __half* const stage = shared.resident[own_warpgroup][0];

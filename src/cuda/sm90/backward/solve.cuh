@@ -224,7 +224,7 @@ struct SolveConsumer : Solver<Config> {
   // t in units of the row, in which its largest element is between a half and one: it may be as small as rounding
   // leaves it (equal values), and nothing that is squared later may vanish for it.
   __device__ __forceinline__ void normalize(Vector& rhs, const ForwardItem& b, const OwnRows& own_rows,
-                                            const Pair<float>& g_scale, const HeadScales& head, const Lane& lane) {
+                                            const Pair<RowScale>& g_scale, const HeadScales& head, const Lane& lane) {
     Pair<float> largest = {0, 0}, down;
 #pragma unroll
     for (int e = 0; e < kDim / 2; ++e) largest[row_of(e)] = fmaxf(largest[row_of(e)], fabsf(rhs[e]));
@@ -237,8 +237,7 @@ struct SolveConsumer : Solver<Config> {
       if (lane.column != 0 || !own_rows.exists[r]) continue;
       RowStart& start = solve_params.starts[row_index(params, b.block, own_rows.row[r])];
       start.norm = static_cast<int16_t>(norm);
-      start.row_unit =
-          static_cast<int16_t>(norm - value - (exponent_above(finite(g_scale[r]) ? g_scale[r] : 1.0f) - 1));
+      start.row_unit = static_cast<int16_t>(norm - value - (exponent_above(g_scale[r].or_one()) - 1));
     }
 #pragma unroll
     for (int e = 0; e < kDim / 2; ++e) rhs[e] *= down[row_of(e)];
@@ -246,7 +245,7 @@ struct SolveConsumer : Solver<Config> {
 
   // x·(q - mean key) = Σ p E² + Σ λ x² of the warpgroup's rows, into shared memory. Threads side by side take a row,
   // eight columns each, so that few reads are under way at once and each is a whole line.
-  __device__ __forceinline__ float* energies() const { return shared.row_scales(warpgroup) + kWarpgroupRows; }
+  __device__ __forceinline__ float* energies() const { return shared.behind_scales(warpgroup); }
   __device__ __forceinline__ void find_energies(const ForwardItem& b, const Lane& lane) {
     constexpr int kLanes = kDim / 8, kStep = kWarpgroupThreads / kLanes;
     const int column = lane.thread % kLanes, first_row = this->tiles().first_row;
@@ -262,7 +261,7 @@ struct SolveConsumer : Solver<Config> {
       const float4 x[2] = {part(params.saved.x, 0), part(params.saved.x, 1)};
       const float4 mean[2] = {part(params.saved.mean_k, 0), part(params.saved.mean_k, 1)};
       const uint4 words = tile_word<uint4>(shared.queries(warpgroup), tile_offset(row, column));
-      const float q_scale = shared.row_scales(warpgroup)[row], back = (params.negative_scale ? -1.0f : 1.0f) / q_scale;
+      const float back = (params.negative_scale ? -1.0f : 1.0f) / shared.row_scales(warpgroup)[row].word;
       const float2 q[4] = {unpack(words.x), unpack(words.y), unpack(words.z), unpack(words.w)};
       float energy = 0;
 #pragma unroll
@@ -295,7 +294,8 @@ struct SolveConsumer : Solver<Config> {
     prefetch_saved(params.saved.x, params.dim, b.block, lane);
     Solve solve;
     Pair<bool> good;
-    Pair<float> q_scale, shift = {0, 0};
+    Pair<RowScale> q_scale, g_scale;
+    Pair<float> shift = {0, 0};
     if (uniform(head.shifted)) {
       // Saved statistics are of the keys as they are. A bound of the logits that is too large by one does no harm.
       logit_shift<kDim>(shift, params, b.copy_index, shared.queries(warpgroup),
@@ -306,7 +306,7 @@ struct SolveConsumer : Solver<Config> {
       const int64_t index = row_index(params, b.block, own_rows.row[r]);
       const float bound = params.saved.max[index], omega = params.saved.omega[index];
       q_scale[r] = shared.row_scales(warpgroup)[lane.row + 8 * r];
-      good[r] = finite(q_scale[r]) && finite(bound) && finite(omega);
+      good[r] = q_scale[r].usable() && finite(bound) && finite(omega);
       rows.shift[r] = kWeightExponent - (good[r] ? bound - floorf(shift[r]) : 0.0f);
       solve.omega[r] = good[r] ? omega * exp2f(floorf(shift[r]) - shift[r]) * kWeightScale : 0.0f;
       solve.ridge[r] =
@@ -319,7 +319,7 @@ struct SolveConsumer : Solver<Config> {
     fence_async_proxy();
     this->sync_warpgroup();
 
-    Pair<float> g_scale, tau = {0, 0}, squares = {0, 0}, largest_q, largest_g;
+    Pair<float> tau = {0, 0}, squares = {0, 0}, largest_q, largest_g;
 #pragma unroll
     for (int i = 0; i < kDim / 4; ++i) {
       const float2 g = unpack(tile_word<uint32_t>(shared.spare_operand(warpgroup), lane.tile_offset(i / 2, i & 1)));
@@ -333,16 +333,16 @@ struct SolveConsumer : Solver<Config> {
       g_scale[r] = shared.row_scales(warpgroup)[lane.row + 8 * r];
       squares[r] = quad_sum(squares[r]);
       const float sum = quad_sum(tau[r]);
-      good[r] = good[r] && finite(g_scale[r]) && finite(sum) && finite(largest_q[r]) && finite(largest_g[r]);
+      good[r] = good[r] && g_scale[r].usable() && finite(sum) && finite(largest_q[r]) && finite(largest_g[r]);
       tau[r] = good[r] ? sum : 0.0f;
     }
     if (lane.column == 0) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         if (!own_rows.exists[r]) continue;
-        const int g_exponent = 1 - exponent_above(g_scale[r]);  // of what undoes G's scale
+        const int g_exponent = 1 - exponent_above(g_scale[r].word);  // of what undoes G's scale
         RowStart start{};
-        start.q = static_cast<int16_t>(plus(exponent_above(largest_q[r]), 1 - exponent_above(q_scale[r])));
+        start.q = static_cast<int16_t>(plus(exponent_above(largest_q[r]), 1 - exponent_above(q_scale[r].word)));
         start.g = static_cast<int16_t>(plus(exponent_above(largest_g[r]), g_exponent));
         start.g_norm = static_cast<int16_t>(plus(exponent_above(sqrtf(squares[r]) * 1.0001f), g_exponent));
         start.tau = tau[r];

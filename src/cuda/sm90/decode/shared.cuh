@@ -13,8 +13,6 @@ namespace lla::cuda::sm90::decode {
 inline constexpr int kTileKeys = 64;         // of a stage, made by a warpgroup of converters
 inline constexpr int kWarpKeys = 16;         // of a warp
 inline constexpr int kRestart = 16;          // tiles after which accumulators start anew: 1,024 keys
-inline constexpr int kConverterBarrier = 1;  // named
-
 template <int kDim_, bool kBf16_>
 struct Config {
   static constexpr int kDim = kDim_;

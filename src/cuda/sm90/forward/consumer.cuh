@@ -95,9 +95,9 @@ struct ForwardConsumer : Solver<Config> {
     Pair<float> back;  // fp16 query -> query in units of the keys
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float q_scale = shared.row_scales(warpgroup)[lane.row + 8 * r];
-      good[r] = finite(q_scale) && !(marks[r] & kNotFinite);
-      back[r] = (params.negative_scale ? -head.key : head.key) / (finite(q_scale) ? q_scale : 1.0f);
+      const RowScale q_scale = shared.row_scales(warpgroup)[lane.row + 8 * r];
+      good[r] = q_scale.usable() && !(marks[r] & kNotFinite);
+      back[r] = (params.negative_scale ? -head.key : head.key) / q_scale.or_one();
       solve.ridge[r] =
           params.ridge.per_dim ? 0.0f : scaled_ridge(row_ridge(params.ridge, b.block, own_rows.row[r]), head.key);
       good[r] = good[r] && solve.ridge[r] >= 0;
@@ -402,7 +402,9 @@ struct ForwardConsumer : Solver<Config> {
     needs_mean_value(value, x, mean);
     if (lane.column == 0) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) shared.row_scales(warpgroup)[lane.row + 8 * r] = value[r] ? -one[r] : one[r];
+      for (int r = 0; r < 2; ++r) {
+        shared.output_units(warpgroup)[lane.row + 8 * r] = OutputUnit::of(one[r], value[r]);
+      }
     }
     fence_async_proxy();
     const bool any =
@@ -427,7 +429,11 @@ struct ForwardConsumer : Solver<Config> {
     for (int which = WorkspaceLayout::kMeanK; which <= WorkspaceLayout::kX; ++which) {
       const bool value = which == WorkspaceLayout::kMeanV, x = which == WorkspaceLayout::kX;
       const int dim = value ? params.value_dim : params.dim;
-      const Rows to = saved_rows(value ? params.saved.mean_v : x ? params.saved.x : params.saved.mean_k, dim, params);
+      const Rows to = saved_rows(params.shape,
+                                 value ? params.saved.mean_v
+                                 : x   ? params.saved.x
+                                       : params.saved.mean_k,
+                                 dim);
       const RowStore store(to, dim, block, tiles().first_row, lane);
       Pair<float> scale;
 #pragma unroll
@@ -459,9 +465,10 @@ struct ForwardConsumer : Solver<Config> {
     Pair<float> total, excess, scale;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float one = shared.row_scales(warpgroup)[lane.row + 8 * r], expected = fabsf(one) * solve.omega[r];
-      total[r] = one < 0 ? expected : fmaxf(sums[r], 0.5f * expected);
-      excess[r] = one < 0 ? sums[r] - expected : 0.0f;
+      const OutputUnit unit = shared.output_units(warpgroup)[lane.row + 8 * r];
+      const float expected = unit.one() * solve.omega[r];
+      total[r] = unit.needs_mean_value() ? expected : fmaxf(sums[r], 0.5f * expected);
+      excess[r] = unit.needs_mean_value() ? sums[r] - expected : 0.0f;
       scale[r] = solve.status[r] == LLA_ROW_NAN ? NAN : 1.0f / head.value;
     }
     if (needs.mean_value) {

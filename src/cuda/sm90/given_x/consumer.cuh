@@ -114,6 +114,7 @@ struct GivenXConsumer {
     for (; i < begin; ++i) skip_tile(i);
     if (i < end) {
       Scores scores;
+      Scores& e = scores;  // E takes the registers of scores that have become W
       Words w, u;
       Pair<float> factor;
       score_tile(scores, i);
@@ -122,13 +123,13 @@ struct GivenXConsumer {
       const auto multiply = [&]() __attribute__((always_inline)) {
         shared.value_ring.wait(value_base + i);
         mma_fence();
-        issue_e(scores, key_base + i);
+        issue_e(e, key_base + i);
         product<kDim + 8, kKeys>(values, w, values_at(value_base + i));
         mma_commit();
         mma_wait<1>();
-        pin(scores);
+        pin(e);
         shared.key_ring.release(key_base + i);
-        rows.multiply<kKeys>(u, scores, w);
+        rows.multiply<kKeys>(u, e, w);
         pin(u);
       };
       for (; i + 1 < end; ++i) {
@@ -172,29 +173,30 @@ struct GivenXConsumer {
     for (; i < begin; ++i) skip_tile(i);
     for (; i < end; ++i) {
       Scores scores;
+      Scores& e = scores;  // as above
       Words w;
       Pair<float> factor;
       score_tile(scores, i);
       if (rows.weigh<kKeys>(w, scores, factor)) scale_sums(values, products, factor);
       pin(w);
-      define(scores);
+      define(e);
       shared.value_ring.wait(value_base + i);
       mma_fence();
-      issue_e(scores, key_base + i);
+      issue_e(e, key_base + i);
       mma_wait<0>();
-      pin(scores);
+      pin(e);
       shared.key_ring.release(key_base + i);
       mma_fence();
       product<kDim + 8, kKeys>(values, w, values_at(value_base + i));
       mma_commit();
       mma_wait<0>();
       pin(values);
-      rows.multiply_exactly<kKeys>(scores, w);
+      rows.multiply_exactly<kKeys>(e, w);
 #pragma unroll
       for (int part = 0; part < 2; ++part) {
         Words u;
-        pack_scores<kKeys>(u, scores);
-        subtract_words<kKeys>(scores, u);
+        pack_scores<kKeys>(u, e);
+        subtract_words<kKeys>(e, u);
         pin(u);
         mma_fence();
         product<kDim + 8, kKeys>(products, u, values_at(value_base + i));
@@ -294,8 +296,8 @@ struct GivenXConsumer {
     rows.start(power_of_two_below(kLargestX<kDim> * 2.001f * head.key_norm));
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float q_scale = shared.q_scale[warpgroup][lane.row + 8 * r];
-      rows.logits.scale[r] = fmaxf(params.scale_log2 / (finite(q_scale) ? q_scale : 1.0f) / head.key, 1e-37f);
+      const RowScale q_scale = shared.q_scale[warpgroup][lane.row + 8 * r];
+      rows.logits.scale[r] = fmaxf(params.scale_log2 / q_scale.or_one() / head.key, 1e-37f);
     }
   }
 
@@ -324,13 +326,13 @@ struct GivenXConsumer {
     Pair<float> omega, sum, back, scale, key_scale;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float q_scale = shared.q_scale[warpgroup][lane.row + 8 * r],
-                  x_scale = shared.x_scale[warpgroup][lane.row + 8 * r];
-      bad[r] = (marks[r] & kNotFinite) || !finite(q_scale) || !finite(x_scale);
+      const RowScale q_scale = shared.q_scale[warpgroup][lane.row + 8 * r],
+                     x_scale = shared.x_scale[warpgroup][lane.row + 8 * r];
+      bad[r] = (marks[r] & kNotFinite) || !q_scale.usable() || !x_scale.usable();
       omega[r] = values[kDim / 2 + 2 * r];
       sum[r] = products[kDim / 2 + 2 * r];
       const bool weighted = rows.e_scale > 0 && omega[r] > 0;
-      back[r] = weighted ? 1.0f / x_scale / head.key / rows.e_scale / omega[r] : 0.0f;
+      back[r] = weighted ? 1.0f / x_scale.word / head.key / rows.e_scale / omega[r] : 0.0f;
       scale[r] = bad[r] ? NAN : 1.0f / head.value;
       key_scale[r] = bad[r] ? NAN : 1.0f / head.key;
     }
@@ -377,7 +379,7 @@ struct GivenXConsumer {
                                             const Pair<float>& scale, const Lane& lane) const {
 #pragma unroll
     for (int e = 0; e < kDim / 2; ++e) v[e] *= scale[row_of(e)];
-    store_output<kDim>(saved_rows(section, dim, params), v, dim, block, first_row, lane, shared.x[warpgroup][0]);
+    store_output<kDim>(saved_rows(params.shape, section, dim), v, dim, block, first_row, lane, shared.x[warpgroup][0]);
   }
 
   __device__ __forceinline__ void save_x(const QueryBlock& block, const OwnRows& own_rows, const Pair<bool>& bad,

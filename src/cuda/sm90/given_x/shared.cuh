@@ -6,6 +6,7 @@
 #include "cuda/sm90/given_x/config.hpp"
 #include "cuda/sm90/tiles.cuh"
 #include "cuda/tensor/fragment.cuh"
+#include "cuda/tensor/rows.cuh"
 
 namespace lla::cuda::sm90 {
 
@@ -30,8 +31,7 @@ struct alignas(1024) GivenXShared {
   Barrier item_full[2], item_empty[2];
   int64_t item[2];
   GivenXTiles warpgroup_tiles[Config::kWarpgroups];
-  float q_scale[Config::kWarpgroups][kWarpgroupRows],
-      x_scale[Config::kWarpgroups][kWarpgroupRows];  // NaN: a non-finite element
+  RowScale q_scale[Config::kWarpgroups][kWarpgroupRows], x_scale[Config::kWarpgroups][kWarpgroupRows];
 
   // All threads of the block.
   __device__ __forceinline__ void init() {
@@ -46,14 +46,11 @@ struct alignas(1024) GivenXShared {
     }
     for (int stage = 0; stage < Config::kValueStages; ++stage) {
       uint32_t* const ones = reinterpret_cast<uint32_t*>(values[stage] + Config::kTileElements);
-      for (int i = threadIdx.x; i < Config::kOnesElements / 2; i += Config::kThreads) ones[i] = 0x3c003c00;
+      for (int i = threadIdx.x; i < Config::kOnesElements / 2; i += Config::kThreads) ones[i] = kOnePair;
     }
     fence_async_proxy();
     __syncthreads();
   }
 };
-
-// Named barriers of a block.
-inline constexpr int kWarpgroupBarrier = 1;  // + warpgroup: its 128 threads
 
 }  // namespace lla::cuda::sm90

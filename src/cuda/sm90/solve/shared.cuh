@@ -6,6 +6,8 @@
 #include "cuda/sm90/solve/config.hpp"
 #include "cuda/sm90/tiles.cuh"
 #include "cuda/tensor/block.cuh"
+#include "cuda/tensor/live_tiles.hpp"
+#include "cuda/tensor/rows.cuh"
 #include "cuda/tensor/weights.cuh"
 
 namespace lla::cuda::sm90 {
@@ -80,7 +82,6 @@ template <bool kPresent>
 struct Ones {
   uint4 words[128];
   __device__ __forceinline__ void fill() {
-    constexpr uint32_t kOnePair = 0x3c003c00;
     for (int i = threadIdx.x; i < 128; i += blockDim.x) words[i] = make_uint4(kOnePair, kOnePair, kOnePair, kOnePair);
     fence_async_proxy();
   }
@@ -88,6 +89,17 @@ struct Ones {
 template <>
 struct Ones<false> {
   __device__ __forceinline__ void fill() {}
+};
+
+// What 1 is in units of U / W of a row's output pass, and whether that row needs its mean value.
+struct OutputUnit {
+  float word;  // negative: it does
+
+  __device__ __forceinline__ static OutputUnit of(float one, bool needs_mean_value) {
+    return {needs_mean_value ? -one : one};
+  }
+  __device__ __forceinline__ float one() const { return fabsf(word); }
+  __device__ __forceinline__ bool needs_mean_value() const { return word < 0; }
 };
 
 template <class Config>
@@ -115,8 +127,16 @@ struct alignas(1024) ForwardShared {
   __device__ __forceinline__ __half* spare_operand(int warpgroup) {
     return reinterpret_cast<__half*>(residual[warpgroup]);
   }
-  // Powers of two the rows of an operand were multiplied by, behind it; NaN for a row with a non-finite element.
-  __device__ __forceinline__ float* row_scales(int warpgroup) { return residual[warpgroup] + kOperand / 2; }
+  // Powers of two the rows of an operand were multiplied by, behind it; in the output pass what 1 is there.
+  __device__ __forceinline__ RowScale* row_scales(int warpgroup) {
+    return reinterpret_cast<RowScale*>(residual[warpgroup] + kOperand / 2);
+  }
+  __device__ __forceinline__ OutputUnit* output_units(int warpgroup) {
+    return reinterpret_cast<OutputUnit*>(residual[warpgroup] + kOperand / 2);
+  }
+  __device__ __forceinline__ float* behind_scales(int warpgroup) {
+    return residual[warpgroup] + kOperand / 2 + kWarpgroupRows;
+  }
 
   // All threads of the block.
   __device__ __forceinline__ void init() {
@@ -129,8 +149,5 @@ struct alignas(1024) ForwardShared {
     __syncthreads();
   }
 };
-
-// Named barriers of a block.
-inline constexpr int kWarpgroupBarrier = 1;  // + warpgroup: its 128 threads
 
 }  // namespace lla::cuda::sm90

@@ -91,8 +91,8 @@ struct Solver : Passes<Config> {
     const float key_scale = tiles().head.key;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float q_scale = shared.row_scales(warpgroup)[lane.row + 8 * r];
-      rows.scale[r] = fmaxf(params.scale_log2 / (finite(q_scale) ? q_scale : 1.0f) / key_scale, 1e-37f);
+      const RowScale q_scale = shared.row_scales(warpgroup)[lane.row + 8 * r];
+      rows.scale[r] = fmaxf(params.scale_log2 / q_scale.or_one() / key_scale, 1e-37f);
     }
   }
 

@@ -24,10 +24,10 @@ struct BlockRows {
     batch = pair / s.heads_q;
     head = pair - batch * s.heads_q;
     kv_head = head / s.group;
-    copy_index = s.packed ? kv_head : batch * params.heads_kv + kv_head;
+    copy_index = kv_copy(s, params.heads_kv, batch, kv_head);
     start_q = s.packed ? params.cu_q[batch] : 0;
     length_q = s.packed ? params.cu_q[batch + 1] - start_q : s.seqlen_q;
-    row0 = s.packed ? int64_t{head} * s.total_q + start_q : (int64_t{batch} * s.heads_q + head) * s.seqlen_q;
+    row0 = query_row(s, batch, head, start_q, 0);
   }
 };
 
