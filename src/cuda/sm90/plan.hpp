@@ -18,11 +18,8 @@ struct SolveLimits {
   double few_keys_tolerance;    // where rows see few keys
   int32_t few_keys_iterations;  // and at least so many there
   int32_t two_part_passes;      // backward: passes over the keys with U in two parts, there
-  double part, least;           // core::StopRule
-  double sum_error = 0;         // forward: that Σ U / ω may have without the mean value
-  // Forward: sizes of the steps' U, against the solution's and by what its rounding does to the residual, above which
-  // the residual is formed anew (ForwardConsumer::drifted).
-  double most_steps = 0, most_drift = 0;
+  double share, least;          // core::StopRule's part and least
+  double sum_error;             // forward: that Σ U / ω may have without the mean value
 };
 SolveLimits solve_limits(const core::Problem& problem);
 

@@ -60,10 +60,7 @@ struct ForwardParams {
   int32_t few_keys_iterations;  // at least
   int32_t two_part_passes;      // of the solve, from the first, with U in two parts
   int32_t max_iterations;
-  float share_squared, least_squared;  // StepLimits
-  // Forward: what Σ w E² of the steps, times the balance of the weights, may be of the solution's; and drift_squared of
-  // |right-hand side|². Beyond, the residual is formed anew.
-  float most_steps, most_drift;
+  float share_squared, least_squared;  // of the backward's solve: StepLimits
   LowParts low_parts;
   float sum_error;  // that Σ U / ω may have without the mean value
   // workspace

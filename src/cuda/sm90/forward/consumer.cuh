@@ -178,9 +178,8 @@ struct ForwardConsumer : Solver<Config> {
     bool shows = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float balance = course.note[r], steps = course.steps[r];
-      shows |= goes_on(solve, r) && (balance * steps > params.most_steps * (1 + fmaxf(course.size[r], 0.0f)) ||
-                                     drift_squared(balance, steps, key_norm) > params.most_drift * solve.rr_start[r]);
+      shows |= goes_on(solve, r) && drift_shows(params.tolerance_squared, solve.rr_start[r], course.note[r],
+                                                course.steps[r], course.size[r], key_norm);
     }
     return shows;
   }
@@ -286,7 +285,7 @@ struct ForwardConsumer : Solver<Config> {
       squares[0] = fmaf(v.x, v.x, fmaf(v.y, v.y, squares[0]));
       squares[1] = fmaf(v.z, v.z, fmaf(v.w, v.w, squares[1]));
     }
-    const StepLimits limits = this->limits();
+    const StepLimits limits = this->step_limits();
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float now = quad_sum(squares[h]), start = solve.rr_start[h];

@@ -77,7 +77,7 @@ struct Solver : Passes<Config> {
     const Vectors at{shared.residual[warpgroup], section(WorkspaceLayout::kX), section(WorkspaceLayout::kRidge),
                      params.ridge.per_dim};
     return step<kDim, kBackward>(inputs, acc, sums, direction, d, at, lane, tiles().head.key_norm, step_limits(),
-                                 two_part_passes);
+                                 two_parts);
   }
 
   // Queries into shared memory.
