@@ -242,15 +242,15 @@ __device__ __forceinline__ bool drift_shows(float tolerance_squared, float start
 }
 
 // What a row's |r| / |right-hand side| is said to be: with the drift; with what rounding the weights by 2^-12 does, which
-// is that of the right-hand side and, where 1 + E is large or weights are small (M is loose), up to four times that; and
+// is that of the right-hand side and, where 1 + E is large or weights are small (M is loose), up to eight times that; and
 // with what fp32 leaves of E = x·k where x is long (few keys, a small λ).
 // One key, or nothing to solve: -1.
 __device__ __forceinline__ float told_residual(const Solve& s, int row, float balance, float steps, float size,
                                                float x_squared, float largest_key_norm) {
   const float start = s.rr_start[row], key = largest_key_norm * largest_key_norm;
   if (!(start > 0)) return -1.0f;
-  const float large = s.loose[row] > 7 ? INFINITY : balance * (1 + fmaxf(size, 0.0f)) * key;
-  const float weights = 0x1p-24f * (start + fminf(15 * start, large));
+  const float large = fmaxf(balance * (1 + fmaxf(size, 0.0f)) * key, s.loose[row] > 7 ? 15 * start : 0.0f);
+  const float weights = 0x1p-24f * (start + fminf(63 * start, large));
   const float sums = (0x1p-24f * key) * (0x1p-24f * key) * balance * x_squared;
   return sqrtf((s.rr[row] + weights + drift_squared(balance, steps, largest_key_norm) + sums) / start);
 }
