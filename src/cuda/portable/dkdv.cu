@@ -10,7 +10,8 @@ namespace {
 template <class T>
 struct QueryConstants {
   T* max;
-  T* omega;  // divided by the row's share of the block's power of two: see there
+  T* omega;   // divided by the row's share of the block's power of two: see there
+  T* excess;  // of the sum of p a over 1; in double it has no place, and no need
   T* mean_e;
   T* tau;
   T* mean_b;
@@ -33,6 +34,7 @@ struct QueryConstants {
     q.c = q.mean_b + kOther;
     q.kind = reinterpret_cast<int32_t*>(q.c + kOther);
     q.exponent = q.kind + kOther;
+    q.excess = sizeof(T) == sizeof(float) ? reinterpret_cast<T*>(q.exponent + kOther) : nullptr;
     return q;
   }
 };
@@ -50,7 +52,9 @@ __device__ int32_t block_max(int32_t value, int32_t* scratch) {
 template <class T, int kDim>
 __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dkdv_kernel(const __grid_constant__ Arguments<T> a) {
   using C = Config<T, kDim>;
-  static_assert(C::kOther * (2 * sizeof(int64_t) + 6 * sizeof(T) + 2 * sizeof(int32_t)) <= C::kRowDataBytes);
+  static_assert(C::kOther *
+                    (2 * sizeof(int64_t) + (sizeof(T) == sizeof(float) ? 7 : 6) * sizeof(T) + 2 * sizeof(int32_t)) <=
+                C::kRowDataBytes);
   extern __shared__ __align__(16) unsigned char shared[];
   const Tile<T, kDim> own_k{reinterpret_cast<T*>(shared)};
   const Tile<T, kDim> own_v{reinterpret_cast<T*>(shared + C::kOwnBytes)};
@@ -116,6 +120,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dkdv_kernel(cons
         constants.exponent[i] = counts ? a.rows.exponent[row + i] : kNoExponent;
         constants.omega[i] =
             counts ? PowerOfTwo<T>(block_exponent - constants.exponent[i])(a.rows.omega[row + i]) : T(1);
+        if (constants.excess != nullptr)
+          constants.excess[i] = counts && is_regular(constants.kind[i]) ? a.rows.tau_low[row + i] : T(0);
         constants.mean_e[i] = counts ? a.rows.mean_e[row + i] : T(0);
         constants.tau[i] = counts ? a.rows.tau[row + i] : T(0);
         constants.mean_b[i] = counts ? a.rows.mean_b[row + i] : T(0);
@@ -156,10 +162,11 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dkdv_kernel(cons
           const bool visible = key >= constants.begin[i] && key < constants.end[i];
           const int32_t kind = constants.kind[i];
           bad[r] |= visible && kind == kBad;
+          const T excess = constants.excess != nullptr ? constants.excess[i] : T(0);
           const bool counts = visible && (is_regular(kind) || kind == kSingle);
           const T weight =
               counts ? exp2_of(logit[0][r][c] * log2_factor - constants.max[i]) / constants.omega[i] : T(0);
-          const T one_plus_e = 1 + e[0][r][c] - constants.mean_e[i];
+          const T one_plus_e = 1 - excess + (e[0][r][c] - constants.mean_e[i]);
           // A single key's value is its mean: b vanishes, and only dv is left.
           const T b = kind == kSingle ? T(0) : (gamma[0][r][c] - constants.tau[i]) - (f[0][r][c] + constants.mean_b[i]);
           pa[r][c] = weight * one_plus_e;
