@@ -236,7 +236,7 @@ __device__ __forceinline__ float drift_squared(float balance, float steps, float
 __device__ __forceinline__ bool drift_shows(float tolerance_squared, float start, float balance, float steps,
                                             float size, float largest_key_norm) {
   constexpr float kOrdinary = 1e-6f;  // the default tolerance, squared
-  const float most_steps = 16 * fminf(fast_sqrt(tolerance_squared / kOrdinary), 1.0f);
+  const float most_steps = 8 * fminf(fast_sqrt(tolerance_squared / kOrdinary), 1.0f);
   return balance * steps > most_steps * (1 + fmaxf(size, 0.0f)) ||
          drift_squared(balance, steps, largest_key_norm) > 64 * fmaxf(tolerance_squared, kOrdinary) * start;
 }
