@@ -3,8 +3,7 @@
 // queries: sums of p a = 1 and of p b = 0 hold exactly, but not after rounding, and what they are off by here is taken
 // out of a and b there. In a peaked row the one heavy key's a is 1 less what the others have, while x.k of long keys and
 // a long x has lost those digits.
-#include "cuda/common/launch.cuh"
-#include "cuda/portable/rows.cuh"
+#include "cuda/portable/launch.cuh"
 
 namespace lla::cuda::portable {
 namespace {
@@ -159,13 +158,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dq_kernel(const 
 
 template <class T>
 Status launch_dq(const Arguments<T>& a, cudaStream_t stream) {
-  const core::Problem& p = a.problem;
-  return with_bucket(dim_bucket(p.dim, p.value_dim), [&](auto bucket) {
-    using C = Config<T, bucket.value>;
-    static_assert(C::shared_bytes(4, 1) <= kSharedMemoryLimit);
-    return launch(dq_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch), C::kThreads,
-                  C::shared_bytes(4, 1), stream, "launching the dq kernel", a);
-  });
+  return launch_tiles<4, 1>(a, a.problem.seqlen_q, a.problem.heads_q, stream, "launching the dq kernel",
+                            [](auto bucket) { return dq_kernel<T, bucket.value>; });
 }
 
 template Status launch_dq<float>(const Arguments<float>&, cudaStream_t);

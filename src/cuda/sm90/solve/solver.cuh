@@ -1,5 +1,5 @@
-// What every warpgroup does that solves its rows by conjugate gradients, in the forward and in the backward: its memory,
-// what it tells the thread that copies for it, and the passes of the solve.
+// What every warpgroup does that solves its rows by conjugate gradients, in the forward and in the backward: its
+// memory, what it tells the thread that copies for it, and the passes of the solve.
 #pragma once
 
 #include "cuda/sm90/solve/passes.cuh"
