@@ -1,8 +1,7 @@
 // Gradients that belong to queries. With a = 1 + (k - mean_k).x, b = G.v - G.mean_v - (k - mean_k).y and c = sum of p a
 // b: dq = scale (sum of p a b k - c mean_k) + y, and the ridge's is -x y. Leaves the row's constants for the pass over
 // queries.
-#include "cuda/common/launch.cuh"
-#include "cuda/portable/rows.cuh"
+#include "cuda/portable/launch.cuh"
 
 namespace lla::cuda::portable {
 namespace {
@@ -150,13 +149,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dq_kernel(const 
 
 template <class T>
 Status launch_dq(const Arguments<T>& a, cudaStream_t stream) {
-  const core::Problem& p = a.problem;
-  return with_bucket(dim_bucket(p.dim, p.value_dim), [&](auto bucket) {
-    using C = Config<T, bucket.value>;
-    static_assert(C::shared_bytes(4, 1) <= kSharedMemoryLimit);
-    return launch(dq_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch), C::kThreads,
-                  C::shared_bytes(4, 1), stream, "launching the dq kernel", a);
-  });
+  return launch_tiles<4, 1>(a, a.problem.seqlen_q, a.problem.heads_q, stream, "launching the dq kernel",
+                            [](auto bucket) { return dq_kernel<T, bucket.value>; });
 }
 
 template Status launch_dq<float>(const Arguments<float>&, cudaStream_t);

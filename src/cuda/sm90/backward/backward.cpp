@@ -100,7 +100,7 @@ struct BackwardLaunch {
     params.few_keys_iterations = limits.few_keys_iterations;
     params.two_part_passes = limits.two_part_passes;
     const core::StopRule rule = core::stop_rule(p);
-    params.share_squared = static_cast<float>(rule.part * rule.part);
+    params.share_squared = static_cast<float>(rule.share * rule.share);
     params.least_squared = static_cast<float>(rule.least * rule.least);
     params.max_iterations = std::min(p.max_iterations, kMostIterations);
     params.header = at<Header>(layout.forward.header);
