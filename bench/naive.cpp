@@ -26,12 +26,12 @@ Row combine(const Row& coefficients, const float* rows, int64_t width) {
 }
 
 // p (k - mean) . u for every key
-Row centered(const Row& p, const float* keys, const Row& mean, const Row& u) {
+Row centred(const Row& p, const float* keys, const Row& mean, const Row& u) {
   const int64_t dim = static_cast<int64_t>(u.size());
-  const float center = dot(mean.data(), u.data(), dim);
+  const float centre = dot(mean.data(), u.data(), dim);
   Row result(p.size());
   for (size_t j = 0; j < p.size(); ++j)
-    result[j] = p[j] * (dot(keys + static_cast<int64_t>(j) * dim, u.data(), dim) - center);
+    result[j] = p[j] * (dot(keys + static_cast<int64_t>(j) * dim, u.data(), dim) - centre);
   return result;
 }
 
@@ -51,7 +51,7 @@ Row forward_row(const float* q, const float* keys, const float* values, int64_t 
   float rr = dot(r.data(), r.data(), dim);
   const float target = tolerance * tolerance * rr;
   for (int iteration = 0; rr > target && iteration < 2 * dim; ++iteration) {
-    Row image = combine(centered(p, keys, mean, u), keys, dim);
+    Row image = combine(centred(p, keys, mean, u), keys, dim);
     for (size_t c = 0; c < x.size(); ++c) image[c] += ridge * u[c];
     const float alpha = rr / dot(u.data(), image.data(), dim);
     for (size_t c = 0; c < x.size(); ++c) {
@@ -62,7 +62,7 @@ Row forward_row(const float* q, const float* keys, const float* values, int64_t 
     rr = dot(r.data(), r.data(), dim);
     for (size_t c = 0; c < x.size(); ++c) u[c] = r[c] + rr / previous * u[c];
   }
-  const Row slope = combine(centered(p, keys, mean, x), values, dim);
+  const Row slope = combine(centred(p, keys, mean, x), values, dim);
   for (size_t c = 0; c < o.size(); ++c) o[c] += slope[c];
   return o;
 }

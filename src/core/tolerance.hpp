@@ -25,13 +25,13 @@ constexpr int default_max_iterations(int64_t dim) {
 
 // Sizes of a row's solution x so far (in the backward y), from which the rule knows what a residual does to the result.
 struct SolveSizes {
-  double rhs_squares = 0;     // |right-hand side|^2
-  double rhs_product = 0;     // x . right-hand side
-  double ridge_product = 0;   // x . ridge x
-  double ridge_squares = 0;   // |ridge x|^2
-  double smallest_ridge = 0;  // over the channels
-  double spread = 0;          // backward: weighted mean of (G.v - mean)^2; 0 where it is not known
-  double unit_squares = 1;    // forward: what 1 has become, squared, where the right-hand side was scaled
+  double rhs_squares = 0;       // |right-hand side|^2
+  double rhs_product = 0;       // x . right-hand side
+  double ridge_product = 0;     // x . ridge x
+  double ridge_squares = 0;     // |ridge x|^2
+  double smallest_ridge = 0;    // over the channels
+  double spread = 0;            // backward: weighted mean of (G.v - mean)^2; 0 where it is not known
+  double row_unit_squares = 1;  // forward: what 1 has become, squared, where the right-hand side was scaled
 };
 
 // A row stops where |r|^2 <= limit(sizes, keys it sees).
@@ -41,12 +41,12 @@ struct SolveSizes {
 // spread - 2 t.y + y . covariance y. And the weighted moment of b is t - covariance y = ridge y + r: where the keys can
 // express t (few keys, a small ridge) b and that moment are all that is left of t, and a residual that is small against
 // t alone may be larger than they are. So besides the residual against the right-hand side a row asks for one that is
-// small against what is left, `part` of it, down to `least`. Where a is not small beside the right-hand side
+// small against what is left, `share` of it, down to `least`. Where a is not small beside the right-hand side
 // this changes nothing; queries far outside their keys and gradients of rows with few keys need it.
 struct StopRule {
   double residual = 1e-3;  // against the right-hand side
-  double part = 0;         // against what is left; 0: not asked for
-  double least = 0;        // of the right-hand side: `part` asks for no less
+  double share = 0;        // against what is left; 0: not asked for
+  double least = 0;        // of the right-hand side: `share` asks for no less
   bool backward = false;
   int64_t few_keys = -1;  // rows that see no more are short: 0.3 of the residual costs little and the ridge's gradient,
                           // a sum that cancels, gains by it
@@ -61,24 +61,24 @@ struct StopRule {
   }
   constexpr double limit(const SolveSizes& x, int64_t keys) const {
     const double most = start(x.rhs_squares, keys);
-    if (part == 0) return most;
+    if (share == 0) return most;
     const double squares =
-        backward ? x.spread - x.rhs_product - x.ridge_product : x.unit_squares + x.rhs_product - x.ridge_product;
+        backward ? x.spread - x.rhs_product - x.ridge_product : x.row_unit_squares + x.rhs_product - x.ridge_product;
     const double left = std::max(backward ? x.ridge_squares : 0.0, 4 * x.smallest_ridge * std::max(0.0, squares));
-    return std::min(most, std::max(part * part * left, least * least * x.rhs_squares));
+    return std::min(most, std::max(share * share * left, least * least * x.rhs_squares));
   }
 };
 
 // The rules of a problem with this tolerance.
 constexpr StopRule forward_stop_rule(double tolerance) {
   StopRule rule(tolerance);
-  rule.part = 6 * tolerance;
+  rule.share = 6 * tolerance;
   rule.least = 0.2 * tolerance;
   return rule;
 }
 constexpr StopRule backward_stop_rule(double tolerance, DType dtype, int64_t dim) {
   StopRule rule(tolerance);
-  rule.part = 10 * tolerance;
+  rule.share = 10 * tolerance;
   rule.least = std::min(dtype == DType::f64 ? 1e-14 : 1e-6, tolerance);  // what the arithmetic can give
   rule.backward = true;
   rule.few_keys = 2 * dim;

@@ -24,8 +24,8 @@ namespace HWY_NAMESPACE {
 // What pass A keeps of a panel's lanes beside Panel.
 template <class T>
 struct GradientLanes {
-  LaneCenters<T> tau;                              // gradient of o . mean value
-  LaneCenters<T> x, y;                             // x . mean key, y . mean key
+  LaneCentres<T> tau;                              // gradient of o . mean value
+  LaneCentres<T> x, y;                             // x . mean key, y . mean key
   HWY_ALIGN T sum_x[kPanel<T>], sum_b[kPanel<T>];  // weighted sums of E and b: 0 but for rounding
   HWY_ALIGN T sum_xb[kPanel<T>];                   // and of their product
   HWY_ALIGN T c[kPanel<T>];
@@ -89,13 +89,13 @@ void read_saved(Panel<T>& panel, const core::Problem& p, const PackedHead<T>& he
 
 // rhs = t = sum of p (gamma - tau) (k - mean key); fills the cache of weights.
 template <class T>
-void find_t(Block<T>& block, const GradientLanes<T>* lanes) {
+void find_t(PanelBlock<T>& block, const GradientLanes<T>* lanes) {
   const int64_t dim = block.problem.dim, value_dim = block.problem.value_dim;
   for (int i = 0; i < block.count; ++i) {
     Panel<T>& panel = block.panels[i];
     clear_statistics(panel);
     for (T* sums : {panel.row_sum, panel.spread}) std::fill_n(sums, kPanel<T>, T{0});
-    panel.center = lanes[i].tau;
+    panel.centre = lanes[i].tau;
     clear(panel.rhs, dim);
     block.count_products(panel, 2 * dim + value_dim);
   }
@@ -104,15 +104,15 @@ void find_t(Block<T>& block, const GradientLanes<T>* lanes) {
     const PackedHead<T>& head = block.head;
     T* const weights = panel.weights ? panel.weights + (lo - panel.base()) * kPanel<T> : block.memory.tiles[1];
     T* const u = block.memory.tiles[0];
-    logits_tile(panel, head.k.grouped, dim, lo, hi, weights);
+    logits_tile(panel, head.k.transposed, dim, lo, hi, weights);
     logits_to_weights<true>(panel, weights, lo, hi, head.key_squares);
-    centered_tile<true>(panel, head.v.grouped, value_dim, lo, hi, panel.value, weights, block.memory.tiles[3], u);
+    centred_tile<true>(panel, head.v.transposed, value_dim, lo, hi, panel.value, weights, block.memory.tiles[3], u);
     natural_product(head.k.natural + lo * dim, dim, dim, u, hi - lo, panel.rhs);
   });
   for (int i = 0; i < block.count; ++i) {
     Panel<T>& panel = block.panels[i];
     finish_statistics(panel, dim);
-    center_and_divide<false>(panel, panel.rhs, panel.mean_k, dim);
+    centre_and_divide<false>(panel, panel.rhs, panel.mean_k, dim);
     for (int64_t l = 0; l < kPanel<T>; ++l) {
       const T mean = panel.omega[l] > 0 ? panel.row_sum[l] / panel.omega[l] : T{0};
       panel.spread[l] = panel.omega[l] > 0 ? std::max(T{0}, panel.spread[l] / panel.omega[l] - mean * mean) : T{0};
@@ -122,29 +122,29 @@ void find_t(Block<T>& block, const GradientLanes<T>* lanes) {
   }
 }
 
-// b[j] = (G . v_j - tau) - (y . k_j - center), for the keys [lo, hi).
+// b[j] = (G . v_j - tau) - (y . k_j - centre), for the keys [lo, hi).
 template <class T>
-HWY_INLINE void b_tile(const Block<T>& block, const Panel<T>& panel, const GradientLanes<T>& g, int64_t lo, int64_t hi,
-                       T* b) {
+HWY_INLINE void b_tile(const PanelBlock<T>& block, const Panel<T>& panel, const GradientLanes<T>& g, int64_t lo,
+                       int64_t hi, T* b) {
   T* const scratch = block.memory.tiles[3];
-  centered_product(block.head.v.grouped, block.problem.value_dim, lo, hi, panel.value, g.tau, scratch,
-                   [&](int64_t j, Vec<T> v0, Vec<T> v1) HWY_ATTR {
-                     store(v0, b + j * kPanel<T>);
-                     store(v1, b + j * kPanel<T> + kLanes<T>);
-                   });
+  centred_product(block.head.v.transposed, block.problem.value_dim, lo, hi, panel.value, g.tau, scratch,
+                  [&](int64_t j, Vec<T> v0, Vec<T> v1) HWY_ATTR {
+                    store(v0, b + j * kPanel<T>);
+                    store(v1, b + j * kPanel<T> + kLanes<T>);
+                  });
   if (block.problem.given_x()) return;
-  centered_product(block.head.k.grouped, block.problem.dim, lo, hi, panel.solution, g.y, scratch,
-                   [&](int64_t j, Vec<T> f0, Vec<T> f1) HWY_ATTR {
-                     T* const to = b + j * kPanel<T>;
-                     store(hn::Sub(load(to), f0), to);
-                     store(hn::Sub(load(to + kLanes<T>), f1), to + kLanes<T>);
-                   });
+  centred_product(block.head.k.transposed, block.problem.dim, lo, hi, panel.solution, g.y, scratch,
+                  [&](int64_t j, Vec<T> f0, Vec<T> f1) HWY_ATTR {
+                    T* const to = b + j * kPanel<T>;
+                    store(hn::Sub(load(to), f0), to);
+                    store(hn::Sub(load(to + kLanes<T>), f1), to + kLanes<T>);
+                  });
 }
 
 // image = sum of dS k (dS without the scale); c comes in as an estimate, whose error the row sums take off again, and
 // goes out as the sum it stands for.
 template <class T>
-void find_dq(Block<T>& block, GradientLanes<T>* lanes) {
+void find_dq(PanelBlock<T>& block, GradientLanes<T>* lanes) {
   const core::Problem& p = block.problem;
   const int64_t dim = p.dim;
   for (int i = 0; i < block.count; ++i) {
@@ -156,7 +156,7 @@ void find_dq(Block<T>& block, GradientLanes<T>* lanes) {
   walk(block, nullptr, [&](int i, int64_t lo, int64_t hi) HWY_ATTR {
     Panel<T>& panel = block.panels[i];
     const PackedRows<T>& k = block.head.k;
-    const T* weights = weights_tile(panel, k.grouped, dim, lo, hi, block.memory.tiles[1]);
+    const T* weights = weights_tile(panel, k.transposed, dim, lo, hi, block.memory.tiles[1]);
     T* const u = block.memory.tiles[0];
     T* const b = block.memory.tiles[2];
     GradientLanes<T>& g = lanes[i];
@@ -180,7 +180,7 @@ void find_dq(Block<T>& block, GradientLanes<T>* lanes) {
       finish(e0, 0, sums0);
       finish(e1, kLanes<T>, sums1);
     };
-    centered_product(k.grouped, dim, lo, hi, panel.x, g.x, block.memory.tiles[3], epilogue);
+    centred_product(k.transposed, dim, lo, hi, panel.x, g.x, block.memory.tiles[3], epilogue);
     const auto end = [&](const Sums& sums, int64_t at) HWY_ATTR {
       store(sums.u, panel.row_sum + at);
       store(sums.x, g.sum_x + at);
@@ -193,13 +193,13 @@ void find_dq(Block<T>& block, GradientLanes<T>* lanes) {
   });
   for (int i = 0; i < block.count; ++i) {
     Panel<T>& panel = block.panels[i];
-    center_and_divide<false>(panel, panel.image, panel.mean_k, dim);
+    centre_and_divide<false>(panel, panel.image, panel.mean_k, dim);
     for (int64_t l = 0; l < kPanel<T>; ++l) {
       if (!(panel.omega[l] > 0)) continue;
       GradientLanes<T>& g = lanes[i];
       g.sum_x[l] /= panel.omega[l];
       g.sum_b[l] /= panel.omega[l];
-      g.c[l] = g.sum_xb[l] / panel.omega[l] - g.sum_x[l] * g.sum_b[l];  // sum of p (1 + E) b, both centered as computed
+      g.c[l] = g.sum_xb[l] / panel.omega[l] - g.sum_x[l] * g.sum_b[l];  // sum of p (1 + E) b, both centred as computed
     }
   }
 }
@@ -260,27 +260,27 @@ void write_rows(const Panel<T>& panel, const GradientLanes<T>& lanes, const core
       write_row(call.dx, row_offset(call.dx, at), p.dim, row);
     }
     if (call.dridge) write_ridge_gradient(panel, lanes, call, at, l, ridge_rows);
-    // Pass B sums natural rows of q with the scale, grouped rows are logits; y is subtracted there.
+    // Pass B sums natural rows of q with the scale, transposed rows are logits; y is subtracted there.
     put({queries.q.natural, nullptr}, r, panel.q, l, p.dim, used ? static_cast<T>(0.69314718055994530942) : T{0});
-    put({nullptr, queries.q.grouped}, r, panel.q, l, p.dim, used ? T{1} : T{0});
+    put({nullptr, queries.q.transposed}, r, panel.q, l, p.dim, used ? T{1} : T{0});
     put(queries.x, r, panel.x, l, p.dim, used ? T{1} : T{0});
     put({queries.y.natural, nullptr}, r, panel.solution, l, p.dim, used ? T{-1} : T{0});
-    put({nullptr, queries.y.grouped}, r, panel.solution, l, p.dim, used ? T{1} : T{0});
-    // grouped rows of the gradient meet the values, natural ones are summed up to dv.
-    put({nullptr, queries.grad.grouped}, r, panel.value, l, p.value_dim, used ? T{1} : T{0});
+    put({nullptr, queries.y.transposed}, r, panel.solution, l, p.dim, used ? T{1} : T{0});
+    // transposed rows of the gradient meet the values, natural ones are summed up to dv.
+    put({nullptr, queries.grad.transposed}, r, panel.value, l, p.value_dim, used ? T{1} : T{0});
     const PowerOfTwo<T> of_values(lanes.value_exponent);
     for (int64_t c = 0; c < p.value_dim; ++c) row[c] = used ? of_values(panel.value[c * kPanel<T> + l]) : T{0};
     PackedRows<T>{queries.grad.natural, nullptr}.put(r, p.value_dim, row);
     queries.max[r] = panel.max[l];
     queries.inverse_omega[r] = used ? 1 / panel.omega[l] : T{0};
-    const auto put_center = [&](const CenterRows<T>& to, const LaneCenters<T>& from) {
+    const auto put_centre = [&](const CentreRows<T>& to, const LaneCentres<T>& from) {
       to.native[r] = used ? from.native[l] : T{0};
       to.precise[r] = used ? from.precise[l] : T{0};
       to.wide[r] = used && from.precise[l] != 0 ? from.wide[l] : 0.0;
     };
-    put_center(queries.tau, lanes.tau);
-    put_center(queries.center_x, lanes.x);
-    put_center(queries.center_y, lanes.y);
+    put_centre(queries.tau, lanes.tau);
+    put_centre(queries.centre_x, lanes.x);
+    put_centre(queries.centre_y, lanes.y);
     queries.shift_x[r] = used ? lanes.sum_x[l] : T{0};
     queries.shift_b[r] = used ? lanes.sum_b[l] : T{0};
     queries.c[r] = used ? lanes.c[l] : T{0};
@@ -317,7 +317,7 @@ template <class T>
 void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, const PackedQueries<T>& queries,
                    int64_t first_row, int64_t rows, WorkerMemory<T>& memory, double* ridge_rows) {
   const core::Problem& p = call.problem;
-  Block<T> block(p, head, memory);
+  PanelBlock<T> block(p, head, memory);
   GradientLanes<T> lanes[kMaxPanels];
   const T log2_scale = static_cast<T>(p.scale * 1.4426950408889634074);
   for (int64_t r = first_row; r < first_row + rows; r += kPanel<T>) {
@@ -346,12 +346,12 @@ void backward_rows(const core::BackwardCall& call, const PackedHead<T>& head, co
       clear(panel.solution, p.dim);
       lane_dots(panel.x, panel.rhs, p.dim, g.c);
     } else {
-      HWY_ALIGN T ridge_part[kPanel<T>];
+      HWY_ALIGN T ridge_share[kPanel<T>];
       lane_dots(panel.x, panel.residual, p.dim, g.c);
       for (int64_t e = 0; e < p.dim * kPanel<T>; ++e) panel.direction[e] = panel.ridge[e] * panel.solution[e];
-      lane_dots(panel.x, panel.direction, p.dim, ridge_part);
+      lane_dots(panel.x, panel.direction, p.dim, ridge_share);
       for (int64_t l = 0; l < kPanel<T>; ++l) {
-        g.c[l] = std::isfinite(g.c[l]) ? g.c[l] + ridge_part[l] : T{0};  // an estimate; anything finite will do
+        g.c[l] = std::isfinite(g.c[l]) ? g.c[l] + ridge_share[l] : T{0};  // an estimate; anything finite will do
       }
     }
     g.y.set_by_size(panel.solution, panel.mean_k, p.dim, g.unit);

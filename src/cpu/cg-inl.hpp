@@ -1,4 +1,4 @@
-// Conjugate gradients on A u = (1/omega) (W (uK - center)) K + ridge u, a panel of rows at a time, every lane its own
+// Conjugate gradients on A u = (1/omega) (W (uK - centre)) K + ridge u, a panel of rows at a time, every lane its own
 // iteration.
 //
 // Preconditioned by the diagonal ridge + (variance of the keys): without effect where a row's ridge is one number, a
@@ -32,8 +32,8 @@ template <class T>
 struct CgLanes {
   HWY_ALIGN T active[kPanel<T>];  // 1 while the lane iterates, else 0
   HWY_ALIGN T rz[kPanel<T>], rr[kPanel<T>], rr_start[kPanel<T>];
-  HWY_ALIGN T pmp[kPanel<T>];        // direction . direction / preconditioner
-  HWY_ALIGN T curvature[kPanel<T>];  // largest direction . image / pmp seen
+  HWY_ALIGN T dmd[kPanel<T>];        // direction . direction / preconditioner
+  HWY_ALIGN T curvature[kPanel<T>];  // largest direction . image / dmd seen
   HWY_ALIGN T smallest_ridge[kPanel<T>];
   HWY_ALIGN T limit[kPanel<T>];       // square of the residual to stop at, known better as the solution is
   HWY_ALIGN T key_length[kPanel<T>];  // root of the mean |k|^2
@@ -47,7 +47,7 @@ struct CgLanes {
 
 // A block of rows that share their walks over the keys.
 template <class T>
-struct Block {
+struct PanelBlock {
   const core::Problem& problem;
   const core::StopRule stop;
   const PackedHead<T>& head;
@@ -57,7 +57,7 @@ struct Block {
   CgLanes<T> cg[kMaxPanels];
   Work work;
 
-  Block(const core::Problem& p, const PackedHead<T>& h, WorkerMemory<T>& m)
+  PanelBlock(const core::Problem& p, const PackedHead<T>& h, WorkerMemory<T>& m)
       : problem(p), stop(core::stop_rule(p)), head(h), memory(m) {}
 
   int64_t first_tile() const {
@@ -77,7 +77,7 @@ struct Block {
 
 // visit(panel index, lo, hi) for each tile of keys and each panel that is running and sees some of them.
 template <class T, class Visit>
-HWY_INLINE void walk(Block<T>& block, const bool* running, const Visit& visit) {
+HWY_INLINE void walk(PanelBlock<T>& block, const bool* running, const Visit& visit) {
   const int64_t last = block.last_tile();
   for (int64_t tile = block.first_tile(); tile < last; ++tile) {
     for (int i = 0; i < block.count; ++i) {
@@ -87,11 +87,11 @@ HWY_INLINE void walk(Block<T>& block, const bool* running, const Visit& visit) {
   }
 }
 
-// u[j] = w[j] (k_j . vector - center) for the keys [lo, hi); panel.row_sum += its sums. With kSquares panel.spread +=
-// the sums of w[j] (k_j . vector - center)^2.
+// u[j] = w[j] (k_j . vector - centre) for the keys [lo, hi); panel.row_sum += its sums. With kSquares panel.spread +=
+// the sums of w[j] (k_j . vector - centre)^2.
 template <bool kSquares = false, class T>
-HWY_INLINE void centered_tile(Panel<T>& panel, const T* keys_grouped, int64_t dim, int64_t lo, int64_t hi,
-                              const T* vector, const T* weights, T* scratch, T* u) {
+HWY_INLINE void centred_tile(Panel<T>& panel, const T* keys_transposed, int64_t dim, int64_t lo, int64_t hi,
+                             const T* vector, const T* weights, T* scratch, T* u) {
   auto sum0 = hn::Zero(Tag<T>()), sum1 = sum0, squares0 = sum0, squares1 = sum0;
   const auto epilogue = [&](int64_t j, Vec<T> e0, Vec<T> e1) HWY_ATTR {
     const int64_t at = j * kPanel<T>;
@@ -106,7 +106,7 @@ HWY_INLINE void centered_tile(Panel<T>& panel, const T* keys_grouped, int64_t di
     store(u0, u + at);
     store(u1, u + at + kLanes<T>);
   };
-  centered_product(keys_grouped, dim, lo, hi, vector, panel.center, scratch, epilogue);
+  centred_product(keys_transposed, dim, lo, hi, vector, panel.centre, scratch, epilogue);
   store(hn::Add(load(panel.row_sum), sum0), panel.row_sum);
   store(hn::Add(load(panel.row_sum + kLanes<T>), sum1), panel.row_sum + kLanes<T>);
   if (kSquares) {
@@ -117,12 +117,12 @@ HWY_INLINE void centered_tile(Panel<T>& panel, const T* keys_grouped, int64_t di
 
 // image = A direction, for the running panels, but for the ridge's part.
 template <class T>
-void apply_covariance(Block<T>& block, const bool* running) {
+void apply_covariance(PanelBlock<T>& block, const bool* running) {
   const int64_t dim = block.problem.dim;
   for (int i = 0; i < block.count; ++i) {
     if (!running[i]) continue;
     Panel<T>& panel = block.panels[i];
-    panel.center.set_precise(panel.direction, panel.mean_k, dim, block.cg[i].precise);
+    panel.centre.set_precise(panel.direction, panel.mean_k, dim, block.cg[i].precise);
     clear(panel.image, dim);
     std::fill_n(panel.row_sum, kPanel<T>, T{0});
     block.count_products(panel, (panel.weights ? 2 : 3) * dim);
@@ -130,20 +130,20 @@ void apply_covariance(Block<T>& block, const bool* running) {
   walk(block, running, [&](int i, int64_t lo, int64_t hi) HWY_ATTR {
     Panel<T>& panel = block.panels[i];
     const PackedRows<T>& k = block.head.k;
-    const T* weights = weights_tile(panel, k.grouped, dim, lo, hi, block.memory.tiles[1]);
+    const T* weights = weights_tile(panel, k.transposed, dim, lo, hi, block.memory.tiles[1]);
     T* const u = block.memory.tiles[0];
-    centered_tile(panel, k.grouped, dim, lo, hi, panel.direction, weights, block.memory.tiles[3], u);
+    centred_tile(panel, k.transposed, dim, lo, hi, panel.direction, weights, block.memory.tiles[3], u);
     natural_product(k.natural + lo * dim, dim, dim, u, hi - lo, panel.image);
   });
   for (int i = 0; i < block.count; ++i) {
-    if (running[i]) center_and_divide<false>(block.panels[i], block.panels[i].image, block.panels[i].mean_k, dim);
+    if (running[i]) centre_and_divide<false>(block.panels[i], block.panels[i].image, block.panels[i].mean_k, dim);
   }
 }
 
 // solution = 0, direction = preconditioned right-hand side. Lanes with nothing to solve are done.
 // An infinite ridge becomes 0 with a preconditioner of 0, which keeps that channel of every vector at 0.
 template <class T>
-void start_cg(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
+void start_cg(PanelBlock<T>& block, Panel<T>& panel, CgLanes<T>& s) {
   const int64_t dim = block.problem.dim;
   const auto zero = hn::Zero(Tag<T>()), one = splat(T{1}), infinity = splat(std::numeric_limits<T>::infinity());
   for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
@@ -169,7 +169,7 @@ void start_cg(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
     }
     store(smallest, s.smallest_ridge + at);
     store(rz, s.rz + at);
-    store(rz, s.pmp + at);
+    store(rz, s.dmd + at);
     store(rr, s.rr + at);
     store(rr, s.rr_start + at);
     store(mean_squares, s.curvature + at);
@@ -194,7 +194,7 @@ void start_cg(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
 
 // Running lanes whose residual has reached their limit stop, if it is still their limit for the solution they have now.
 template <class T>
-void stop_lanes(const Block<T>& block, const Panel<T>& panel, CgLanes<T>& s) {
+void stop_lanes(const PanelBlock<T>& block, const Panel<T>& panel, CgLanes<T>& s) {
   const SolutionSizes<T> sizes(panel, block.problem.dim);
   for (int64_t l = 0; l < kPanel<T>; ++l) {
     if (s.lane[l] != kRunning || s.rr[l] > s.limit[l]) continue;
@@ -214,7 +214,7 @@ void stop_lanes(const Block<T>& block, const Panel<T>& panel, CgLanes<T>& s) {
 
 // Before a pass that forms b - A x of the doubtful lanes: they stand in for the direction.
 template <class T>
-void start_check(const Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
+void start_check(const PanelBlock<T>& block, Panel<T>& panel, CgLanes<T>& s) {
   s.checking = true;
   HWY_ALIGN T wanted[kPanel<T>];
   for (int64_t l = 0; l < kPanel<T>; ++l) {
@@ -232,7 +232,7 @@ void start_check(const Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
 // After that pass, image = covariance * solution: lanes that hold are done, the others start again from what is left,
 // as long as a start leaves less than half of what the last one did. Returns whether any lane goes on.
 template <class T>
-bool finish_check(const Block<T>& block, Panel<T>& panel, CgLanes<T>& s, int limit) {
+bool finish_check(const PanelBlock<T>& block, Panel<T>& panel, CgLanes<T>& s, int limit) {
   s.checking = false;
   bool any = false;
   for (int64_t l = 0; l < kPanel<T>; ++l) {
@@ -247,7 +247,7 @@ bool finish_check(const Block<T>& block, Panel<T>& panel, CgLanes<T>& s, int lim
       rz += static_cast<double>(r) * static_cast<double>(inverse * r);
     }
     s.rr[l] = static_cast<T>(rr);
-    s.rz[l] = s.pmp[l] = static_cast<T>(rz);
+    s.rz[l] = s.dmd[l] = static_cast<T>(rz);
     if (s.rr[l] <= std::max(s.limit[l], static_cast<T>(s.noise[l] * s.noise[l]))) {
       s.lane[l] = kDone;
     } else if (!std::isfinite(s.rr[l]) || (s.rr_checked[l] > 0 && 4 * s.rr[l] > s.rr_checked[l])) {
@@ -268,13 +268,13 @@ bool finish_check(const Block<T>& block, Panel<T>& panel, CgLanes<T>& s, int lim
 
 // One iteration's vector work, with image = covariance * direction given. Returns whether any lane goes on.
 template <class T>
-bool step_cg(Block<T>& block, Panel<T>& panel, CgLanes<T>& s, int limit) {
+bool step_cg(PanelBlock<T>& block, Panel<T>& panel, CgLanes<T>& s, int limit) {
   constexpr T kVanishing = 8 * std::numeric_limits<T>::epsilon();
   const int64_t end = block.problem.dim * kPanel<T>;
-  HWY_ALIGN T rr_new[kPanel<T>], usable[kPanel<T>], beta_of[kPanel<T>];
+  HWY_ALIGN T rr_new[kPanel<T>], usable[kPanel<T>], momentum_of[kPanel<T>];
   for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
     const auto zero = hn::Zero(Tag<T>());
-    auto pap = zero;
+    auto dad = zero;
     for (int64_t e = at; e < end; e += kPanel<T>) {
       const auto direction = load(panel.direction + e);
       // Where the preconditioner is 0 the channel is left out; there direction is 0, so only the image has to be
@@ -282,32 +282,32 @@ bool step_cg(Block<T>& block, Panel<T>& panel, CgLanes<T>& s, int limit) {
       const auto image = hn::IfThenZeroElse(hn::Eq(load(panel.preconditioner + e), zero),
                                             hn::MulAdd(load(panel.ridge + e), direction, load(panel.image + e)));
       store(image, panel.image + e);
-      pap = hn::MulAdd(direction, image, pap);
+      dad = hn::MulAdd(direction, image, dad);
     }
     const auto active = hn::Gt(load(s.active + at), zero);
-    const auto pmp = load(s.pmp + at), rz = load(s.rz + at);
+    const auto dmd = load(s.dmd + at), rz = load(s.rz + at);
     const auto largest = load(s.curvature + at);
-    const auto ok = hn::And(active, hn::Gt(pap, hn::Mul(splat(kVanishing), hn::Mul(pmp, largest))));
-    store(hn::IfThenElse(ok, hn::Max(largest, hn::Div(pap, pmp)), largest), s.curvature + at);
-    const auto alpha = hn::IfThenElseZero(ok, hn::Div(rz, pap));
+    const auto ok = hn::And(active, hn::Gt(dad, hn::Mul(splat(kVanishing), hn::Mul(dmd, largest))));
+    store(hn::IfThenElse(ok, hn::Max(largest, hn::Div(dad, dmd)), largest), s.curvature + at);
+    const auto stride = hn::IfThenElseZero(ok, hn::Div(rz, dad));
     auto rz_new = zero, rr = zero;
     for (int64_t e = at; e < end; e += kPanel<T>) {
-      const auto r = hn::NegMulAdd(alpha, load(panel.image + e), load(panel.residual + e));
+      const auto r = hn::NegMulAdd(stride, load(panel.image + e), load(panel.residual + e));
       store(r, panel.residual + e);
       rz_new = hn::MulAdd(r, hn::Mul(r, load(panel.preconditioner + e)), rz_new);
       rr = hn::MulAdd(r, r, rr);
     }
     // A residual that is no longer finite: the step is not taken.
     const auto good = hn::And(ok, hn::Lt(rr, splat(std::numeric_limits<T>::max())));
-    const auto step = hn::IfThenElseZero(good, alpha);
-    const auto beta = hn::IfThenElseZero(good, hn::Div(rz_new, rz));
+    const auto step = hn::IfThenElseZero(good, stride);
+    const auto momentum = hn::IfThenElseZero(good, hn::Div(rz_new, rz));
     for (int64_t e = at; e < end; e += kPanel<T>) {
       store(hn::MulAdd(step, load(panel.direction + e), load(panel.solution + e)), panel.solution + e);
     }
-    store(hn::MulAdd(hn::Mul(beta, beta), pmp, rz_new), s.pmp + at);
+    store(hn::MulAdd(hn::Mul(momentum, momentum), dmd, rz_new), s.dmd + at);
     store(rz_new, s.rz + at);
     store(rr, rr_new + at);
-    store(beta, beta_of + at);
+    store(momentum, momentum_of + at);
     store(hn::IfThenElseZero(good, splat(T{1})), usable + at);
   }
   bool any = false, reached = false;
@@ -334,10 +334,10 @@ bool step_cg(Block<T>& block, Panel<T>& panel, CgLanes<T>& s, int limit) {
   if (!any) return false;
   for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
     const auto active = hn::Gt(load(s.active + at), hn::Zero(Tag<T>()));
-    const auto beta = load(beta_of + at);
+    const auto momentum = load(momentum_of + at);
     for (int64_t e = at; e < end; e += kPanel<T>) {
       const auto z = hn::Mul(load(panel.residual + e), load(panel.preconditioner + e));
-      store(hn::IfThenElseZero(active, hn::MulAdd(beta, load(panel.direction + e), z)), panel.direction + e);
+      store(hn::IfThenElseZero(active, hn::MulAdd(momentum, load(panel.direction + e), z)), panel.direction + e);
     }
   }
   return true;
@@ -345,7 +345,7 @@ bool step_cg(Block<T>& block, Panel<T>& panel, CgLanes<T>& s, int limit) {
 
 // Under auto: lanes that conjugate gradients should not be trusted with, known once the first curvature is.
 template <class T>
-bool hand_over_ill_conditioned(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
+bool hand_over_ill_conditioned(PanelBlock<T>& block, Panel<T>& panel, CgLanes<T>& s) {
   bool any = false;
   for (int64_t l = 0; l < kPanel<T>; ++l) {
     if (s.lane[l] == kDone && panel.iterations[l] == 0) continue;  // had nothing to solve
@@ -374,7 +374,7 @@ void finish_cg(Panel<T>& panel, CgLanes<T>& s) {
 
 // Iterates the running panels until their lanes have met the tolerance, broken down or reached the panel's limit.
 template <class T>
-void run_cg(Block<T>& block, bool* running, const int* limit, bool automatic) {
+void run_cg(PanelBlock<T>& block, bool* running, const int* limit, bool automatic) {
   const auto has = [](const CgLanes<T>& s, Lane kind) {
     return std::find(s.lane, s.lane + kPanel<T>, kind) != s.lane + kPanel<T>;
   };

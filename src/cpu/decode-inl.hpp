@@ -23,7 +23,7 @@ namespace HWY_NAMESPACE {
 template <class T>
 TileSource tile_at(const DecodeUnit<T>& unit, int64_t first, int64_t span) {
   const int64_t last = std::min(unit.base + (span + 1) * unit.span_keys, unit.end);
-  return {*unit.call, unit.sequence, unit.head_kv, first, std::min(kDecodeTile, last - first), unit.end};
+  return {*unit.call, unit.sequence, unit.kv_head, first, std::min(kDecodeTile, last - first), unit.end};
 }
 
 template <class T>
@@ -304,14 +304,14 @@ void apply_to_span(DecodeUnit<T>& unit, int64_t span, const DecodeWorker<T>& wor
       const T* const logits = row.logits + (at - unit.base);
       const T* const e = worker.dots + n * kDecodeTile;
       T *const w = worker.coefficients + 2 * n * kDecodeTile, *const u = w + kDecodeTile;
-      const auto max = splat(static_cast<T>(row.max)), center = splat(static_cast<T>(row.center));
+      const auto max = splat(static_cast<T>(row.max)), centre = splat(static_cast<T>(row.centre));
       auto total = hn::Zero(Tag<T>());
       for (int64_t j = 0; j < kDecodeTile; j += kLanes<T>) {
         const auto root = exp2_lanes(hn::Sub(load(logits + j), max));
         const auto weight = hn::Mul(root, root);
         // Behind the tile's last key the products are whatever the tile before left: not a number even.
         const auto product =
-            hn::IfThenZeroElse(hn::Eq(weight, hn::Zero(Tag<T>())), hn::Mul(weight, hn::Sub(load(e + j), center)));
+            hn::IfThenZeroElse(hn::Eq(weight, hn::Zero(Tag<T>())), hn::Mul(weight, hn::Sub(load(e + j), centre)));
         store(weight, w + j);
         store(product, u + j);
         total = hn::Add(total, product);

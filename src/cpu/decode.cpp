@@ -182,7 +182,7 @@ void write_only_value(const core::ForwardCall& call, const DecodeUnit<T>& unit, 
   T key[kMaxChannels];
   double value[kMaxChannels];
   const auto at = [&](const core::Operand& t) {
-    return key_offset(call.cache, t, unit.sequence, unit.head_kv, row.begin);
+    return key_offset(call.cache, t, unit.sequence, unit.kv_head, row.begin);
   };
   row.bad |= read_row(call.k, at(call.k), p.dim, key) >= key_limit<T>(p);
   row.bad |= read_row(call.v, at(call.v), p.value_dim, value) >= infinity_bits<double>();
@@ -198,7 +198,7 @@ void prepare(const core::ForwardCall& call, const DecodeJob& job, DecodeUnit<T>&
   const core::Problem& p = call.problem;
   unit.call = &call;
   unit.sequence = core::sequence(call, job.batch);
-  unit.head_kv = job.head_kv;
+  unit.kv_head = job.kv_head;
   unit.first_row = job.first_row;
   unit.rows = job.rows;
   const core::KeyRange seen = keys_of(p, unit.sequence, job);
@@ -207,7 +207,7 @@ void prepare(const core::ForwardCall& call, const DecodeJob& job, DecodeUnit<T>&
   unit.span_keys = span_keys(seen.end - seen.begin);
   unit.spans = (seen.end - seen.begin + unit.span_keys - 1) / unit.span_keys;
   std::fill_n(unit.shift, decode_sizes<T>(p.dim, p.value_dim).key_stride, T{0});
-  unit.shifted = find_shift(call.k, call.cache, unit.sequence, core::visible_keys(p.mask, unit.sequence), unit.head_kv,
+  unit.shifted = find_shift(call.k, call.cache, unit.sequence, core::visible_keys(p.mask, unit.sequence), unit.kv_head,
                             p.dim, unit.shift);
   bool any = false;
   for (int64_t i = 0; i < unit.rows; ++i) {
@@ -217,7 +217,7 @@ void prepare(const core::ForwardCall& call, const DecodeJob& job, DecodeUnit<T>&
     row.begin = keys.begin;
     row.end = keys.end;
     row.position = unit.sequence.start_q + query;
-    row.head = job.head_kv * p.group() + (job.first_row + i) % p.group();
+    row.head = job.kv_head * p.group() + (job.first_row + i) % p.group();
     row.index = core::row_index(p, unit.sequence, row.head, query);
     row.status = LLA_ROW_OK;
     row.bad = false;
@@ -341,7 +341,12 @@ bool in_float(const core::Problem& p, const core::Sequence& s, const DecodeJob& 
 }  // namespace
 
 bool may_decode(const core::Problem& p) {
-  return p.cache && p.operation == core::Operation::forward && (p.given_x() || p.solver != Solver::cg);
+  if (p.operation != core::Operation::forward || (!p.given_x() && p.solver == Solver::cg)) return false;
+  if (p.cache) return true;
+  // A block of 32 lanes costs some 30 products of 2 D operations a lane and key, a row that decodes D (D + 12) a key.
+  const int64_t rows = p.seqlen_q * p.group();
+  return !p.packed && p.seqlen_k >= kFewestDecodedKeys && rows <= kMostDecodedRows &&
+         (p.given_x() || rows * (p.dim + 12) <= 2048);
 }
 bool only_decodes(const core::Problem& p) { return may_decode(p) && p.seqlen_q * p.group() <= kMostDecodedRows; }
 bool decodes(const core::Problem& p, const core::Sequence& s) {
@@ -390,7 +395,7 @@ void decode(const core::ForwardCall& call, int workers) {
     for (int64_t i = 0; i < now; ++i) {
       for (int64_t r = 0; r < memory.units[i].rows; ++r) {
         if (memory.units[i].row[r].state != DecodeState::failed) continue;
-        layout.late[late++] = {layout.jobs[i].batch, layout.jobs[i].head_kv, layout.jobs[i].first_row + r, 1};
+        layout.late[late++] = {layout.jobs[i].batch, layout.jobs[i].kv_head, layout.jobs[i].first_row + r, 1};
       }
     }
     run_in_double(layout.late, late);

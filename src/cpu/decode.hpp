@@ -22,7 +22,7 @@ Bits<T> key_limit(const core::Problem& p) {
 
 // Which rows of which kv head a unit holds.
 struct DecodeJob {
-  int64_t batch = 0, head_kv = 0;
+  int64_t batch = 0, kv_head = 0;
   int64_t first_row = 0, rows = 0;
 };
 
@@ -56,7 +56,7 @@ struct DecodeRow {
   DecodeState state;
   bool bad;
   int32_t status;
-  double max, omega, omega_squares, center, residual_squares;
+  double max, omega, omega_squares, centre, residual_squares;
   int refinements;
   T *query, *vector;  // query: times scale log2(e) / 2; vector: x, less what it lacks in T
   T* logits;          // half of them, from the unit's base on
@@ -69,7 +69,7 @@ template <class T>
 struct DecodeUnit {
   const core::ForwardCall* call;
   core::Sequence sequence;
-  int64_t head_kv, first_row, rows;
+  int64_t kv_head, first_row, rows;
   int64_t begin, end, base;  // keys some row sees; base: where tiles are counted from
   int64_t spans, span_keys;
   T* shift;  // as of PackedHead

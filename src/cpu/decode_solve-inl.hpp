@@ -108,13 +108,13 @@ void solve_factored(const DecodeRow<T>& row, int64_t dim, double* x) {
   }
 }
 
-// The row's x in T, and what its products with the keys are centered by.
+// The row's x in T, and what its products with the keys are centred by.
 template <class T>
 void set_vector(DecodeRow<T>& row, int64_t dim) {
-  row.center = 0;
+  row.centre = 0;
   for (int64_t c = 0; c < dim; ++c) {
     row.vector[c] = static_cast<T>(row.solution[c]);
-    row.center += static_cast<double>(row.vector[c]) * row.mean_k[c];
+    row.centre += static_cast<double>(row.vector[c]) * row.mean_k[c];
   }
 }
 
@@ -221,9 +221,9 @@ bool holds(DecodeUnit<T>& unit, int64_t i) {
   }
   // A direct solve is held to a quarter of what conjugate gradients may leave.
   const double limit = core::forward_stop_rule(p.tolerance / 4).limit(sizes, row.end - row.begin);
-  // (k - mean) . x in float is off by 2^-24 of its center: too much where that is far above what x makes of the keys.
+  // (k - mean) . x in float is off by 2^-24 of its centre: too much where that is far above what x makes of the keys.
   const double spread = std::sqrt(1 + std::max(0.0, sizes.rhs_product - sizes.ridge_product));
-  const bool exact = std::abs(row.center) <= 256 * spread;
+  const bool exact = std::abs(row.centre) <= 256 * spread;
   if (exact && squares <= limit) return true;
   const bool falls = row.refinements == 0 || 4 * squares <= row.residual_squares;
   if (!exact || !falls || row.refinements == 3 || !std::isfinite(squares)) {
@@ -243,10 +243,10 @@ template <class T>
 bool precise_enough(DecodeUnit<T>& unit, int64_t i) {
   DecodeRow<T>& row = unit.row[i];
   row.max = largest_max(unit, i);
-  row.omega = row.center = 0;
+  row.omega = row.centre = 0;
   for_spans(unit, i, row.max, [&](const SpanSums& sums, double factor) HWY_ATTR {
     row.omega += factor * sums.omega;
-    row.center += factor * sums.coefficients;
+    row.centre += factor * sums.coefficients;
   });
   for (int64_t span = 0; span < unit.spans; ++span) row.bad |= unit.sums[span * kDecodeRows + i].bad;
   if (row.bad || !(row.omega > 0) || !std::isfinite(row.omega)) {
@@ -254,8 +254,8 @@ bool precise_enough(DecodeUnit<T>& unit, int64_t i) {
     row.state = DecodeState::idle;
     return false;
   }
-  row.center /= row.omega;
-  if (sizeof(T) == 4 && !(std::abs(row.center) <= 16)) {
+  row.centre /= row.omega;
+  if (sizeof(T) == 4 && !(std::abs(row.centre) <= 16)) {
     row.state = DecodeState::failed;
     return false;
   }

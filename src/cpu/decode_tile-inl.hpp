@@ -50,13 +50,13 @@ HWY_INLINE Vec<T> load_stored(const Stored* p) {
 struct TileSource {
   const core::ForwardCall& call;
   const core::Sequence& sequence;
-  int64_t head_kv, first, count, end;
+  int64_t kv_head, first, count, end;
 
-  KeyCursor cursor(const core::Operand& t) const { return {call.cache, t, sequence, head_kv, first, end}; }
+  KeyCursor cursor(const core::Operand& t) const { return {call.cache, t, sequence, kv_head, first, end}; }
   // The tile behind it: empty where nobody sees any of it.
   TileSource next() const {
     const int64_t at = first + count;
-    return {call, sequence, head_kv, at, std::clamp<int64_t>(end - at, 0, kDecodeTile), end};
+    return {call, sequence, kv_head, at, std::clamp<int64_t>(end - at, 0, kDecodeTile), end};
   }
 };
 

@@ -99,15 +99,15 @@ inline void factor_and_solve(double* matrix, int64_t n, const double* diagonal, 
 // in directions the keys do not reach, where nothing but the ridge stands against them; among repeated tokens those are
 // most directions. Summed here it stays within the span of the keys' differences, whatever G.v was rounded by.
 template <class T>
-void add_gamma_moments(Block<T>& block, Panel<T>& panel, int64_t lane, int64_t lo, int64_t hi) {
+void add_gamma_moments(PanelBlock<T>& block, Panel<T>& panel, int64_t lane, int64_t lo, int64_t hi) {
   const int64_t n = block.problem.dim + 1;
   const DirectMemory& m = block.memory.direct;
   T* const gamma = block.memory.tiles[2];
-  centered_product(block.head.v.grouped, block.problem.value_dim, lo, hi, panel.value, *panel.tau,
-                   block.memory.tiles[3], [&](int64_t j, Vec<T> g0, Vec<T> g1) HWY_ATTR {
-                     store(g0, gamma + j * kPanel<T>);
-                     store(g1, gamma + j * kPanel<T> + kLanes<T>);
-                   });
+  centred_product(block.head.v.transposed, block.problem.value_dim, lo, hi, panel.value, *panel.tau,
+                  block.memory.tiles[3], [&](int64_t j, Vec<T> g0, Vec<T> g1) HWY_ATTR {
+                    store(g0, gamma + j * kPanel<T>);
+                    store(g1, gamma + j * kPanel<T> + kLanes<T>);
+                  });
   for (int64_t j = 0; j < hi - lo; ++j) {
     for (int64_t l = 0; l < kDirect; ++l) {
       m.weighted[j * kDirect + l] = m.weights[j * kDirect + l] * static_cast<double>(gamma[j * kPanel<T> + lane + l]);
@@ -118,20 +118,20 @@ void add_gamma_moments(Block<T>& block, Panel<T>& panel, int64_t lane, int64_t l
 
 // Moments of z over the keys [begin, end), for kDirect lanes of the panel from `lane` on.
 template <class T>
-void form_moments(Block<T>& block, Panel<T>& panel, int64_t lane, int64_t begin, int64_t end) {
+void form_moments(PanelBlock<T>& block, Panel<T>& panel, int64_t lane, int64_t begin, int64_t end) {
   const int64_t dim = block.problem.dim, n = dim + 1;
   const DirectMemory& m = block.memory.direct;
   std::fill_n(m.matrix, DirectMemory::entries(dim) * kDirect, 0.0);
   std::fill_n(m.gamma, n * kDirect, 0.0);
   for (int64_t tile = begin / kTile; tile * kTile < end; ++tile) {
-    const int64_t lo = std::max(panel.lo(tile), begin / kGroup * kGroup), hi = std::min(panel.hi(tile), end),
+    const int64_t lo = std::max(panel.lo(tile), begin / kPackRows * kPackRows), hi = std::min(panel.hi(tile), end),
                   keys = hi - lo;
-    const T* weights = weights_tile(panel, block.head.k.grouped, dim, lo, hi, block.memory.tiles[1]);
+    const T* weights = weights_tile(panel, block.head.k.transposed, dim, lo, hi, block.memory.tiles[1]);
     for (int64_t j = 0; j < keys; ++j) {
       const T* key = block.head.k.natural + (lo + j) * dim;
       double* z = m.keys + j * n;
       z[0] = 1;
-      for (int64_t c = 0; c < dim; ++c) z[c + 1] = static_cast<double>(key[c]) - m.center[c];
+      for (int64_t c = 0; c < dim; ++c) z[c + 1] = static_cast<double>(key[c]) - m.centre[c];
       for (int64_t l = 0; l < kDirect; ++l)
         m.weights[j * kDirect + l] = static_cast<double>(weights[j * kPanel<T> + lane + l]);
     }
@@ -196,14 +196,14 @@ bool needs_low_part(double squares, T variance, int64_t dim) {
 
 // Solves the lanes conjugate gradients left unfinished (all that have something to solve, if they did not run).
 template <class T>
-void solve_directly(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
+void solve_directly(PanelBlock<T>& block, Panel<T>& panel, CgLanes<T>& s) {
   const int64_t dim = block.problem.dim;
   const DirectMemory& m = block.memory.direct;
   if (std::any_of(s.lane, s.lane + kPanel<T>, [](Lane lane) { return lane != kDone; })) clear(panel.low, dim);
   for (int64_t lane = 0; lane < kPanel<T>; lane += kDirect) {
     int64_t begin = panel.end, end = panel.begin, wanted = 0;
     uint64_t pairs = 0;
-    std::fill_n(m.center, dim, 0.0);
+    std::fill_n(m.centre, dim, 0.0);
     for (int64_t l = lane; l < lane + kDirect; ++l) {
       if (s.lane[l] == kDone) continue;
       ++wanted;
@@ -217,7 +217,7 @@ void solve_directly(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
     for (int64_t i = 0; i < kSample; ++i) {
       const int64_t j = panel.begin + (panel.end - panel.begin) * i / kSample;
       for (int64_t c = 0; c < dim; ++c) {
-        m.center[c] += static_cast<double>(block.head.k.natural[j * dim + c]) / kSample;
+        m.centre[c] += static_cast<double>(block.head.k.natural[j * dim + c]) / kSample;
       }
     }
     form_moments(block, panel, lane, begin, end);
@@ -239,7 +239,7 @@ void solve_directly(Block<T>& block, Panel<T>& panel, CgLanes<T>& s) {
         squares += value * value;
       }
       panel.low_lanes[lane + l] =
-          needs_low_part<T>(squares / panel.unit_squares[lane + l], panel.variance[lane + l], dim);
+          needs_low_part<T>(squares / panel.row_unit_squares[lane + l], panel.variance[lane + l], dim);
       for (int64_t c = 0; c < dim && panel.low_lanes[lane + l]; ++c) {
         const int64_t at = c * kPanel<T> + lane + l;
         panel.low[at] = static_cast<T>(m.solution[c * kDirect + l] - static_cast<double>(panel.solution[at]));

@@ -16,7 +16,7 @@ namespace HWY_NAMESPACE {
 
 // panel.max: the largest visible logit, rounded up to an integer. With a cache, the logits are left in it.
 template <class T>
-void find_max(Block<T>& block) {
+void find_max(PanelBlock<T>& block) {
   const int64_t dim = block.problem.dim;
   for (int i = 0; i < block.count; ++i) {
     std::fill_n(block.panels[i].max, kPanel<T>, -std::numeric_limits<T>::infinity());
@@ -26,7 +26,7 @@ void find_max(Block<T>& block) {
   walk(block, nullptr, [&](int i, int64_t lo, int64_t hi) HWY_ATTR {
     Panel<T>& panel = block.panels[i];
     T* const logits = panel.weights ? panel.weights + (lo - panel.base()) * kPanel<T> : block.memory.tiles[1];
-    logits_tile(panel, block.head.k.grouped, dim, lo, hi, logits);
+    logits_tile(panel, block.head.k.transposed, dim, lo, hi, logits);
     update_max(panel, logits, lo, hi);
   });
   for (int i = 0; i < block.count; ++i) {
@@ -43,9 +43,9 @@ void find_max(Block<T>& block) {
 //
 // The means are taken relative to the key with the largest weight, k* + (1/omega) sum of w (k - k*): where it has
 // nearly all the weight, the mean is k* as exactly as the type allows (with w k / w it would be off by roundings that
-// everything centered magnifies), and a single key's mean is that key.
+// everything centred magnifies), and a single key's mean is that key.
 template <class T>
-void find_means(Block<T>& block) {
+void find_means(PanelBlock<T>& block) {
   const int64_t dim = block.problem.dim, value_dim = block.problem.value_dim;
   const PackedHead<T>& head = block.head;
   for (int i = 0; i < block.count; ++i) {
@@ -58,7 +58,7 @@ void find_means(Block<T>& block) {
   walk(block, nullptr, [&](int i, int64_t lo, int64_t hi) HWY_ATTR {
     Panel<T>& panel = block.panels[i];
     T* weights = panel.weights ? panel.weights + (lo - panel.base()) * kPanel<T> : block.memory.tiles[1];
-    if (!panel.weights) logits_tile(panel, head.k.grouped, dim, lo, hi, weights);
+    if (!panel.weights) logits_tile(panel, head.k.transposed, dim, lo, hi, weights);
     for_top_keys(panel, lo, hi, [&](int64_t, int64_t e) { weights[e] = std::numeric_limits<T>::lowest() / 2; });
     logits_to_weights<true>(panel, weights, lo, hi, head.key_squares);
     natural_product(head.k.natural + lo * dim, dim, dim, weights, hi - lo, panel.mean_k);
@@ -80,32 +80,32 @@ void find_means(Block<T>& block) {
       put_lane(top_k, l, dim, head.k.natural + panel.top[l] * dim);
       put_lane(top_v, l, value_dim, head.v.natural + panel.top[l] * value_dim);
     }
-    center_and_divide<true>(panel, panel.mean_k, top_k, dim);
-    center_and_divide<true>(panel, panel.mean_v, top_v, value_dim);
+    centre_and_divide<true>(panel, panel.mean_k, top_k, dim);
+    centre_and_divide<true>(panel, panel.mean_v, top_v, value_dim);
     finish_statistics(panel, dim);
   }
 }
 
 // panel.value = mean value + (1/omega) sum of w ((k - mean key) . solution) v.
 template <class T>
-void find_output(Block<T>& block) {
+void find_output(PanelBlock<T>& block) {
   const int64_t dim = block.problem.dim, value_dim = block.problem.value_dim;
   for (int i = 0; i < block.count; ++i) {
     Panel<T>& panel = block.panels[i];
-    panel.center.set_by_size(panel.solution, panel.mean_k, dim, nullptr, panel.low_part(), panel.low_lanes);
+    panel.centre.set_by_size(panel.solution, panel.mean_k, dim, nullptr, panel.low_part(), panel.low_lanes);
     std::fill_n(panel.row_sum, kPanel<T>, T{0});
     clear(panel.value, value_dim);
     block.count_products(panel, (panel.weights ? 1 : 2) * dim + value_dim);
   }
   walk(block, nullptr, [&](int i, int64_t lo, int64_t hi) HWY_ATTR {
     Panel<T>& panel = block.panels[i];
-    const T* weights = weights_tile(panel, block.head.k.grouped, dim, lo, hi, block.memory.tiles[1]);
+    const T* weights = weights_tile(panel, block.head.k.transposed, dim, lo, hi, block.memory.tiles[1]);
     T* const u = block.memory.tiles[0];
-    centered_tile(panel, block.head.k.grouped, dim, lo, hi, panel.solution, weights, block.memory.tiles[3], u);
+    centred_tile(panel, block.head.k.transposed, dim, lo, hi, panel.solution, weights, block.memory.tiles[3], u);
     natural_product(block.head.v.natural + lo * value_dim, value_dim, value_dim, u, hi - lo, panel.value);
   });
   for (int i = 0; i < block.count; ++i) {
-    center_and_divide<true>(block.panels[i], block.panels[i].value, block.panels[i].mean_v, value_dim);
+    centre_and_divide<true>(block.panels[i], block.panels[i].value, block.panels[i].mean_v, value_dim);
   }
 }
 
@@ -156,7 +156,7 @@ template <class T>
 void forward_block(const core::ForwardCall& call, const PackedHead<T>& head, int64_t first_row, int64_t rows,
                    WorkerMemory<T>& memory) {
   const core::Problem& p = call.problem;
-  Block<T> block(p, head, memory);
+  PanelBlock<T> block(p, head, memory);
   const T log2_scale = static_cast<T>(p.scale * 1.4426950408889634074);
   for (int64_t r = first_row; r < first_row + rows; r += kPanel<T>) {
     Panel<T>& panel = block.panels[block.count];

@@ -2,7 +2,7 @@
 // one panel.
 //
 // A is read "k-major": element (i, k) lies at a[k * lda + i]. Rows of a matrix in its natural layout (row k holds all
-// i) are that already; for products over channels (K = D) the packed copy holds groups of kGroup rows transposed
+// i) are that already; for products over channels (K = D) the packed copy holds packs of kPackRows rows transposed
 // (pack.hpp).
 #if defined(LLA_CPU_GEMM_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef LLA_CPU_GEMM_INL_HPP
@@ -27,7 +27,7 @@ constexpr int kRows = 6;
 #else
 constexpr int kRows = 12;
 #endif
-static_assert(kGroup % kRows == 0);
+static_assert(kPackRows % kRows == 0);
 
 // One register block: rows [0, M) of C, given to epilogue(i, first vector, second vector).
 template <int M, class T, class Epilogue>
@@ -49,14 +49,14 @@ HWY_INLINE void register_block(const T* HWY_RESTRICT a, int64_t lda, const T* HW
   for (int i = 0; i < M; ++i) epilogue(i, c0[i], c1[i]);
 }
 
-// Rows [lo, hi) of a grouped matrix times a panel b[channels x panel]; lo starts a group. epilogue(j - lo, two vectors)
-// is called up to the end of the last register block, so what it writes to needs room for a whole group.
+// Rows [lo, hi) of a transposed matrix times a panel b[channels x panel]; lo starts a pack. epilogue(j - lo, two
+// vectors) is called up to the end of the last register block, so what it writes to needs room for a whole pack.
 template <class T, class Epilogue>
-HWY_INLINE void grouped_product(const T* grouped, int64_t channels, int64_t lo, int64_t hi, const T* b,
-                                const Epilogue& epilogue) {
+HWY_INLINE void transposed_product(const T* transposed, int64_t channels, int64_t lo, int64_t hi, const T* b,
+                                   const Epilogue& epilogue) {
   for (int64_t j = lo; j < hi; j += kRows) {
-    const T* a = grouped + j / kGroup * kGroup * channels + j % kGroup;
-    register_block<kRows>(a, kGroup, b, channels,
+    const T* a = transposed + j / kPackRows * kPackRows * channels + j % kPackRows;
+    register_block<kRows>(a, kPackRows, b, channels,
                           [&](int i, Vec<T> c0, Vec<T> c1) HWY_ATTR { epilogue(j - lo + i, c0, c1); });
   }
 }

@@ -20,7 +20,7 @@ struct RowPlace {
 
 template <class T>
 RowPlace row_place(const core::Problem& p, const PackedHead<T>& head, int64_t row) {
-  const int64_t i = row / p.group(), h = head.head_kv * p.group() + row % p.group();
+  const int64_t i = row / p.group(), h = head.kv_head * p.group() + row % p.group();
   return {head.sequence.batch, head.sequence.start_q + i, h, core::row_index(p, head.sequence, h, i)};
 }
 

@@ -39,8 +39,7 @@ struct Shape {
   bool direct = false;       // the direct solver may be needed
 };
 
-// Arrays of one panel, [channel][lane]. What each holds depends on the pass; see forward-inl.hpp and
-// backward_rows-inl.hpp.
+// Arrays of one panel of rows, [channel][lane]; see forward-inl.hpp and backward_rows-inl.hpp.
 template <class T>
 struct PanelMemory {
   T *q, *x, *direction, *image, *solution, *rhs, *residual, *mean_k, *ridge, *preconditioner;  // dim
@@ -57,6 +56,15 @@ struct PanelMemory {
   }
 };
 
+// The same memory where the lanes are keys: the backward's pass over blocks of keys.
+template <class T>
+struct KeyArrays {
+  T *const keys, *const dk;    // dim
+  T *const values, *const dv;  // value_dim
+
+  explicit KeyArrays(const PanelMemory<T>& of) : keys(of.q), dk(of.image), values(of.mean_v), dv(of.value) {}
+};
+
 // The direct solver works on panels of doubles whatever the problem's arithmetic.
 struct DirectMemory {
   double* matrix = nullptr;    // upper triangle of the moments of (1, k - c), row by row, [entry][lane]
@@ -66,7 +74,7 @@ struct DirectMemory {
   double* gamma = nullptr;     // backward: moments of G.v with (1, k - c)
   double* diagonal = nullptr;  // of the matrix before it is factored
   double* solution = nullptr;
-  double* center = nullptr;
+  double* centre = nullptr;
 
   static int64_t entries(int64_t dim) { return (dim + 1) * (dim + 2) / 2; }
   void take(Arena& arena, const Shape& s) {
@@ -77,7 +85,7 @@ struct DirectMemory {
     gamma = arena.take<double>((s.dim + 1) * s.direct_panel);
     diagonal = arena.take<double>((s.dim + 1) * s.direct_panel);
     solution = arena.take<double>((s.dim + 1) * s.direct_panel);
-    center = arena.take<double>(s.dim);
+    centre = arena.take<double>(s.dim);
   }
 };
 
@@ -97,10 +105,10 @@ struct WorkerMemory {
 };
 
 template <class T>
-void take_rows(Arena& arena, int64_t rows, int64_t channels, bool natural, bool grouped, PackedRows<T>& out) {
-  const int64_t size = round_up(rows, kGroup) * channels;
+void take_rows(Arena& arena, int64_t rows, int64_t channels, bool natural, bool transposed, PackedRows<T>& out) {
+  const int64_t size = round_up(rows, kPackRows) * channels;
   out.natural = natural ? arena.take<T>(size) : nullptr;
-  out.grouped = grouped ? arena.take<T>(size) : nullptr;
+  out.transposed = transposed ? arena.take<T>(size) : nullptr;
 }
 
 }  // namespace lla::cpu

@@ -31,7 +31,7 @@ T largest_distance(const T* a, const T* b, int64_t channels) {
 // spread: a number of few digits, so that k - shift is exact, or as good as exact where a key is far from the others.
 template <class T>
 bool find_shift(const core::Operand& k, const core::KeyCache& cache, const core::Sequence& s, core::KeyRange seen,
-                int64_t head_kv, int64_t dim, T* shift) {
+                int64_t kv_head, int64_t dim, T* shift) {
   constexpr int64_t kSample = 32;
   double sum[kMaxChannels] = {}, squares[kMaxChannels] = {}, first[kMaxChannels] = {};
   T key[kMaxChannels];
@@ -39,7 +39,7 @@ bool find_shift(const core::Operand& k, const core::KeyCache& cache, const core:
   const int64_t keys = seen.end - seen.begin, sample = std::min(kSample, keys);
   for (int64_t i = 0; i < sample; ++i) {
     const int64_t j = seen.begin + (2 * i + 1) * keys / (2 * sample);
-    if (read_row(k, key_offset(cache, k, s, head_kv, j), dim, key) >= huge_bits<T>()) continue;
+    if (read_row(k, key_offset(cache, k, s, kv_head, j), dim, key) >= huge_bits<T>()) continue;
     if (count++ == 0) std::copy_n(key, dim, first);
     for (int64_t c = 0; c < dim; ++c) {
       const double difference = static_cast<double>(key[c]) - first[c];
@@ -54,8 +54,8 @@ bool find_shift(const core::Operand& k, const core::KeyCache& cache, const core:
     const double n = static_cast<double>(count), offset = sum[c] / n, mean = first[c] + offset;
     const double spread = std::sqrt(std::max(0.0, squares[c] / n - offset * offset));
     if (!(std::abs(mean) > 2 * spread)) continue;
-    const double unit = std::ldexp(1.0, std::ilogb(std::max(spread, std::abs(mean) * 0x1p-20)));
-    shift[c] = static_cast<T>(std::round(mean / unit) * unit);
+    const double grid = std::ldexp(1.0, std::ilogb(std::max(spread, std::abs(mean) * 0x1p-20)));
+    shift[c] = static_cast<T>(std::round(mean / grid) * grid);
     shifted = true;
   }
   return shifted;
@@ -70,7 +70,7 @@ void pack_tile(const core::Problem& p, const core::Operand& k, const core::Opera
   const int64_t last = std::clamp(head.seen.end, begin, first + kTile);
   T key[kMaxChannels], value[kMaxChannels], first_value[kMaxChannels];
   T size = 0, spread = 0;
-  if (begin == last || read_row(v, key_offset(head.cache, v, s, head.head_kv, head.seen.begin), p.value_dim,
+  if (begin == last || read_row(v, key_offset(head.cache, v, s, head.kv_head, head.seen.begin), p.value_dim,
                                 first_value) >= infinity_bits<T>()) {
     std::fill_n(first_value, p.value_dim, T{0});
   }
@@ -83,8 +83,8 @@ void pack_tile(const core::Problem& p, const core::Operand& k, const core::Opera
   }
   for (int64_t j = begin; j < last; ++j) {
     const bool bad =
-        read_row(k, key_offset(head.cache, k, s, head.head_kv, j), p.dim, key) >= huge_bits<T>() ||
-        read_row(v, key_offset(head.cache, v, s, head.head_kv, j), p.value_dim, value) >= infinity_bits<T>();
+        read_row(k, key_offset(head.cache, k, s, head.kv_head, j), p.dim, key) >= huge_bits<T>() ||
+        read_row(v, key_offset(head.cache, v, s, head.kv_head, j), p.value_dim, value) >= infinity_bits<T>();
     head.bad[j] = bad;
     for (int64_t c = 0; c < p.dim && head.shifted; ++c) key[c] -= head.shift[c];
     head.key_squares[j] = bad ? T{0} : squares(key, p.dim);
@@ -103,7 +103,7 @@ void pack_tile(const core::Problem& p, const core::Operand& k, const core::Opera
     head.value_size[tile] = size;
     head.value_spread[tile] = spread;
   }
-  for (int64_t j = last; j < round_up(last, kGroup); ++j) {
+  for (int64_t j = last; j < round_up(last, kPackRows); ++j) {
     head.k.put_zero(j, p.dim);
     head.v.put_zero(j, p.value_dim);
   }

@@ -1,9 +1,8 @@
 // Packed copies of the rows a kernel broadcasts from: keys and values (forward, pass A), and in pass B of the backward
 // what belongs to the queries. Two layouts of the same matrix feed the one product of gemm-inl.hpp:
-//   natural  row r, channel c at [r * channels + c]: products that sum over rows;
-//   grouped  groups of kGroup rows, channel by channel, [(r / kGroup * channels + c) * kGroup + r % kGroup]: products
-//   that sum over
-//            channels. The last group is filled up with zero rows.
+//   natural     row r, channel c at [r * channels + c]: products that sum over rows;
+//   transposed  packs of kPackRows rows, channel by channel, [(r / kPackRows * channels + c) * kPackRows + r %
+//               kPackRows]: products that sum over channels. The last pack is filled up with zero rows.
 #pragma once
 
 #include <algorithm>
@@ -14,15 +13,15 @@
 
 namespace lla::cpu {
 
-constexpr int64_t kGroup = 12;  // a multiple of the rows of every register block
-constexpr int64_t kTile = 96;   // rows walked over at a time; the tiles of a sequence start at multiples of it
+constexpr int64_t kPackRows = 12;  // a multiple of the rows of every register block
+constexpr int64_t kTile = 96;      // rows walked over at a time; the tiles of a sequence start at multiples of it
 
 constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
 template <class T>
 struct PackedRows {
   T* natural = nullptr;
-  T* grouped = nullptr;
+  T* transposed = nullptr;
 
   // Writes row r to both layouts (those that are there).
   void put(int64_t r, int64_t channels, const T* row) const {
@@ -30,9 +29,9 @@ struct PackedRows {
       T* to = natural + r * channels;
       for (int64_t c = 0; c < channels; ++c) to[c] = row[c];
     }
-    if (grouped) {
-      T* to = grouped + r / kGroup * kGroup * channels + r % kGroup;
-      for (int64_t c = 0; c < channels; ++c) to[c * kGroup] = row[c];
+    if (transposed) {
+      T* to = transposed + r / kPackRows * kPackRows * channels + r % kPackRows;
+      for (int64_t c = 0; c < channels; ++c) to[c * kPackRows] = row[c];
     }
   }
   void put_zero(int64_t r, int64_t channels) const {
@@ -57,7 +56,7 @@ struct PackedHead {
   core::Sequence sequence;
   core::KeyCache cache;  // where keys and values lie; empty where they are in no cache
   core::KeyRange seen;   // keys some row sees: no other is read
-  int64_t head_kv;
+  int64_t kv_head;
   PackedRows<T> k, v;
   uint8_t* bad;  // one flag a key
   std::atomic<int64_t>* bad_count;
@@ -80,9 +79,9 @@ struct PackedHead {
 // Sets `shift` from a sample of the keys some row of the head sees; returns whether it is anything but 0.
 template <class T>
 bool find_shift(const core::Operand& k, const core::KeyCache& cache, const core::Sequence& s, core::KeyRange seen,
-                int64_t head_kv, int64_t dim, T* shift);
+                int64_t kv_head, int64_t dim, T* shift);
 
-// Packs the keys and values of one tile of the head, filling up the last group.
+// Packs the keys and values of one tile of the head, filling up the last pack.
 template <class T>
 void pack_tile(const core::Problem& p, const core::Operand& k, const core::Operand& v, const PackedHead<T>& head,
                int64_t tile);

@@ -10,7 +10,7 @@
 #include <cmath>
 #include <limits>
 
-#include "cpu/centered-inl.hpp"
+#include "cpu/centred-inl.hpp"
 #include "cpu/memory.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -21,7 +21,7 @@ template <class T>
 struct Panel : PanelMemory<T> {
   static constexpr int64_t kWidth = kPanel<T>;
 
-  int64_t first_row;  // of the kv head's rows: row r is query r / group of head head_kv * group + r % group
+  int64_t first_row;  // of the kv head's rows: row r is query r / group of head kv_head * group + r % group
   int64_t rows;       // lanes in use; the others repeat the last row's mask and hold zeros
   int64_t lane_begin[kWidth], lane_end[kWidth];  // keys a lane sees
   int64_t begin, end;                            // keys any lane sees
@@ -34,15 +34,15 @@ struct Panel : PanelMemory<T> {
   int64_t top[kWidth];                  // forward: the key of the largest logit, -1 without one
   HWY_ALIGN T top_weight[kWidth];       // and its weight
   HWY_ALIGN T variance[kWidth];         // of a channel of the keys, under the weights
-  LaneCenters<T> center;                // of the pass at hand
+  LaneCentres<T> centre;                // of the pass at hand
   HWY_ALIGN T row_sum[kWidth];          // of the pass's coefficients
   HWY_ALIGN T offset[kWidth];           // what the keys' shift takes off the logits, rounded up to an integer
   HWY_ALIGN T offset_rest[kWidth];      // ... and what that is too much, at most 0
   HWY_ALIGN T spread[kWidth];           // backward: mean square of G.v - tau
-  double unit_squares[kWidth];          // what 1 is, squared, in the units the solver scaled the right-hand side to
+  double row_unit_squares[kWidth];      // what 1 is, squared, in the units the solver scaled the right-hand side to
   bool low_lanes[kWidth];               // rows whose solution has a low part
   int32_t rhs_exponent[kWidth];         // the solve: rhs is divided by 2^this; kNoExponent: it is zero
-  const LaneCenters<T>* tau = nullptr;  // backward: centers of G.v, value being G
+  const LaneCentres<T>* tau = nullptr;  // backward: centres of G.v, value being G
 
   bool empty(int64_t lane) const { return lane_begin[lane] == lane_end[lane]; }
   // A row that sees no key is 0 whatever else it holds.
@@ -53,8 +53,8 @@ struct Panel : PanelMemory<T> {
     return std::find(low_lanes, low_lanes + kWidth, true) < low_lanes + kWidth ? this->low : nullptr;
   }
 
-  int64_t base() const { return begin / kGroup * kGroup; }
-  // The part of a tile this panel walks over; starts at a group, empty if lo >= hi.
+  int64_t base() const { return begin / kPackRows * kPackRows; }
+  // The part of a tile this panel walks over; starts at a pack, empty if lo >= hi.
   int64_t lo(int64_t tile) const { return std::max(tile * kTile, base()); }
   int64_t hi(int64_t tile) const { return std::min((tile + 1) * kTile, end); }
 };
@@ -87,7 +87,7 @@ void set_ranges(Panel<T>& panel, int64_t first_row, int64_t rows, const int64_t*
     panel.iterations[l] = 0;
     panel.relative_residual[l] = 0;
     panel.offset[l] = panel.offset_rest[l] = panel.spread[l] = 0;
-    panel.unit_squares[l] = 1;
+    panel.row_unit_squares[l] = 1;
     panel.low_lanes[l] = false;
   }
   panel.begin = std::min(panel.begin, panel.end);
@@ -105,10 +105,11 @@ void set_rows(Panel<T>& panel, const core::Problem& p, const core::Sequence& s, 
   set_ranges(panel, first_row, rows, begin, end);
 }
 
-// Rows [lo, hi) of the logits (in log2 units: q holds scale * log2(e) * q), up to the end of hi's group.
+// Rows [lo, hi) of the logits (in log2 units: q holds scale * log2(e) * q), up to the end of hi's pack.
 template <class T>
-HWY_INLINE void logits_tile(const Panel<T>& panel, const T* keys_grouped, int64_t dim, int64_t lo, int64_t hi, T* to) {
-  grouped_product(keys_grouped, dim, lo, hi, panel.q, [to](int64_t j, Vec<T> s0, Vec<T> s1) HWY_ATTR {
+HWY_INLINE void logits_tile(const Panel<T>& panel, const T* keys_transposed, int64_t dim, int64_t lo, int64_t hi,
+                            T* to) {
+  transposed_product(keys_transposed, dim, lo, hi, panel.q, [to](int64_t j, Vec<T> s0, Vec<T> s1) HWY_ATTR {
     store(s0, to + j * kPanel<T>);
     store(s1, to + j * kPanel<T> + kLanes<T>);
   });
@@ -163,7 +164,7 @@ HWY_INLINE void for_top_keys(const Panel<T>& panel, int64_t lo, int64_t hi, cons
   }
 }
 
-// Logits become weights, in place; what a lane does not see and the rest of the last group become 0.
+// Logits become weights, in place; what a lane does not see and the rest of the last pack become 0.
 // With statistics (key_squares: |k|^2 of the head's keys) their sums, sums of squares and mean |k|^2 are added to the
 // panel's.
 template <bool kStatistics, class T>
@@ -183,7 +184,8 @@ void logits_to_weights(Panel<T>& panel, T* tile, int64_t lo, int64_t hi, const T
         norms = hn::MulAdd(w, splat(key_squares[lo + j]), norms);
       }
     }
-    for (int64_t j = hi - lo; j < round_up(hi - lo, kGroup); ++j) store(hn::Zero(Tag<T>()), tile + j * kPanel<T> + at);
+    for (int64_t j = hi - lo; j < round_up(hi - lo, kPackRows); ++j)
+      store(hn::Zero(Tag<T>()), tile + j * kPanel<T> + at);
     if (kStatistics) {
       store(hn::Add(load(panel.omega + at), sum), panel.omega + at);
       store(hn::Add(load(panel.omega_squares + at), squares), panel.omega_squares + at);
@@ -210,16 +212,17 @@ void finish_statistics(Panel<T>& panel, int64_t dim) {
 
 // Weights of keys [lo, hi): from the cache, or computed again into `tile`.
 template <class T>
-HWY_INLINE const T* weights_tile(Panel<T>& panel, const T* keys_grouped, int64_t dim, int64_t lo, int64_t hi, T* tile) {
+HWY_INLINE const T* weights_tile(Panel<T>& panel, const T* keys_transposed, int64_t dim, int64_t lo, int64_t hi,
+                                 T* tile) {
   if (panel.weights) return panel.weights + (lo - panel.base()) * kPanel<T>;
-  logits_tile(panel, keys_grouped, dim, lo, hi, tile);
+  logits_tile(panel, keys_transposed, dim, lo, hi, tile);
   logits_to_weights<false>(panel, tile, lo, hi);
   return tile;
 }
 
 // array = (array - row_sum * mean) / omega, lane by lane; 0 where omega is 0. With kAddMean, plus the mean.
 template <bool kAddMean, class T>
-void center_and_divide(const Panel<T>& panel, T* array, const T* mean, int64_t channels) {
+void centre_and_divide(const Panel<T>& panel, T* array, const T* mean, int64_t channels) {
   const Tag<T> d;
   for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
     const auto omega = load(panel.omega + at);

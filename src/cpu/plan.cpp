@@ -26,11 +26,11 @@ bool solves(const core::Problem& p) { return !p.given_x(); }
 
 // Keys one panel may see.
 int64_t panel_keys(const core::Problem& p) {
-  const int64_t all = round_up(p.seqlen_k, kGroup);
+  const int64_t all = round_up(p.seqlen_k, kPackRows);
   if (p.mask.left < 0 || p.mask.right < 0) return all;
   const int64_t positions = width(p) / p.group() + 2;
   const int64_t seen = std::min(p.mask.left, p.seqlen_k) + std::min(p.mask.right, p.seqlen_k) + 1 + positions;
-  return std::min(all, round_up(seen, kGroup) + kGroup);
+  return std::min(all, round_up(seen, kPackRows) + kPackRows);
 }
 
 int64_t cached_bytes(const core::Problem& p, int64_t panels, int64_t workers) {
@@ -44,7 +44,7 @@ int64_t cached_limit(const core::Problem& p) {
 // Multiply-adds of a decoded row in those of one without a matrix.
 double decoding_factor(const core::Problem& p) { return p.given_x() ? 1.0 : 1.0 + static_cast<double>(p.dim) / 8; }
 
-int64_t slot_bytes(const core::Problem& p, int64_t rows) {
+int64_t packed_head_bytes(const core::Problem& p, int64_t rows) {
   const bool backward = p.operation == core::Operation::backward;
   const int64_t keys = p.seqlen_k * (2 * p.dim + (backward ? 2 : 1) * p.value_dim);
   const int64_t queries = backward ? rows * (6 * p.dim + 2 * p.value_dim) : 0;
@@ -59,7 +59,7 @@ Schedule make_schedule(const core::Problem& p, const core::Plan& plan) {
   Schedule s;
   s.heads = p.batch * p.heads_kv;
   s.rows = p.seqlen_q * p.group();
-  s.slots = std::clamp<int64_t>(kPackedBytes / slot_bytes(p, s.rows), 1, std::max<int64_t>(s.heads, 1));
+  s.packed_heads = std::clamp<int64_t>(kPackedBytes / packed_head_bytes(p, s.rows), 1, std::max<int64_t>(s.heads, 1));
   s.block_rows = plan.block_rows;
   s.shape.dim = p.dim;
   s.shape.value_dim = p.value_dim;
@@ -90,7 +90,7 @@ core::Plan measured(const core::Problem& p, core::Plan plan, int64_t panels) {
   plan.solver = p.solver;
   const Schedule schedule = make_schedule(p, plan);
   plan.workspace_bytes = 0;
-  if (!only_decodes(p)) {
+  if (!p.cache || !only_decodes(p)) {  // without a cache it may be asked to save
     plan.workspace_bytes = p.dtype == DType::f64 ? Layout<double>().take(nullptr, p, plan, schedule)
                                                  : Layout<float>().take(nullptr, p, plan, schedule);
   }
@@ -144,11 +144,12 @@ core::Plan make_plan(const core::Problem& p, const core::Machine& machine) {
 core::Notes notes(const core::Problem& p, const core::Machine& machine, const core::Plan&) {
   core::Notes notes{{"simd", machine.simd}, {"panel", core::cat(width(p), " rows")}};
   if (may_decode(p)) {
-    notes.emplace_back("sequences of few rows",
-                       core::cat("up to ", kMostDecodedRows, " rows a kv head decode",
-                                 p.given_x() ? "" : ", solved directly", "; their keys are split over the threads"));
+    notes.emplace_back(
+        "sequences of few rows",
+        core::cat("up to ", kMostDecodedRows, " rows a kv head decode", p.cache ? "" : " where nothing is saved",
+                  p.given_x() ? "" : ", solved directly", "; their keys are split over the threads"));
   }
-  if (solves(p) && p.solver == Solver::automatic && !only_decodes(p)) {
+  if (solves(p) && p.solver == Solver::automatic && (!p.cache || !only_decodes(p))) {
     const bool direct = direct_first(p.dim, p.seqlen_k, p.tolerance, p.dtype == DType::f64);
     notes.emplace_back(
         "rows are solved",

@@ -14,17 +14,17 @@ namespace lla::cpu {
 namespace {
 
 // Names the heads of a wave, from `next` on, and packs their keys and values. Returns how many heads it has; `next` is
-// then the first of the next wave. Sequences that decode take no part.
+// then the first of the next wave. Sequences of a cache that decode take no part.
 template <class T, class Call>
 int64_t pack_wave(const Call& call, const core::Plan& plan, const Schedule& s, const Layout<T>& layout, int64_t& next) {
   const core::Problem& p = call.problem;
   int64_t count = 0, longest = 0;
-  for (; next < s.heads && count < s.slots; ++next) {
+  for (; next < s.heads && count < s.packed_heads; ++next) {
     const core::Sequence sequence = core::sequence(call, next / p.heads_kv);
-    if (decodes(p, sequence)) continue;
+    if (p.cache && decodes(p, sequence)) continue;
     PackedHead<T>& head = layout.heads[count++];
     head.sequence = sequence;
-    head.head_kv = next % p.heads_kv;
+    head.kv_head = next % p.heads_kv;
     head.seen = {0, sequence.length_k};
     if constexpr (std::is_same_v<Call, core::ForwardCall>) {
       head.cache = call.cache;
@@ -35,7 +35,7 @@ int64_t pack_wave(const Call& call, const core::Plan& plan, const Schedule& s, c
   }
   parallel_for(count, plan.workers, [&](int64_t item, int) {
     PackedHead<T>& head = layout.heads[item];
-    head.shifted = find_shift(call.k, head.cache, head.sequence, head.seen, head.head_kv, p.dim, head.shift);
+    head.shifted = find_shift(call.k, head.cache, head.sequence, head.seen, head.kv_head, p.dim, head.shift);
   });
   const int64_t tiles = (longest + kTile - 1) / kTile;
   parallel_for(count * tiles, plan.workers, [&](int64_t item, int) {
@@ -49,8 +49,9 @@ int64_t pack_wave(const Call& call, const core::Plan& plan, const Schedule& s, c
 template <class T>
 void forward(const core::ForwardCall& call, const core::Plan& plan) {
   const core::Problem& p = call.problem;
-  if (may_decode(p)) decode(call, plan.workers);
-  if (only_decodes(p)) return;
+  const bool decoding = may_decode(p) && call.saved == nullptr;
+  if (decoding) decode(call, plan.workers);
+  if (decoding && only_decodes(p)) return;
   const Schedule s = make_schedule(p, plan);
   Layout<T> layout;
   layout.take(call.workspace, p, plan, s);
@@ -95,7 +96,7 @@ void backward(const core::BackwardCall& call, const core::Plan& plan) {
     for (int64_t i = 0; i < count; ++i) {
       const int64_t rows = layout.heads[i].sequence.length_q * p.group();
       new (layout.queries[i].bad_count) std::atomic<int64_t>(0);
-      layout.queries[i].put_zeros(p, rows, round_up(rows, kGroup));
+      layout.queries[i].put_zeros(p, rows, round_up(rows, kPackRows));
     }
     parallel_for(row_blocks * count, plan.workers, [&](int64_t item, int worker) {
       const PackedHead<T>& head = layout.heads[item % count];

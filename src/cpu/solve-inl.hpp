@@ -45,7 +45,7 @@ void scale_lanes(const core::Problem& p, T* array, const int32_t* exponent, int3
 // On return panel.solution holds the result, and status, iterations and relative_residual say how each lane ended.
 // panel.residual holds what is left of the right-hand side: 0 where a row was solved directly.
 template <class T>
-void solve(Block<T>& block) {
+void solve(PanelBlock<T>& block) {
   const core::Problem& p = block.problem;
   constexpr bool kDouble = sizeof(T) == 8;
   for (int i = 0; i < block.count; ++i) {
@@ -53,7 +53,8 @@ void solve(Block<T>& block) {
     for (int64_t l = 0; l < kPanel<T>; ++l) panel.rhs_exponent[l] = largest_exponent(panel.rhs + l, p.dim, kPanel<T>);
     scale_lanes(p, panel.rhs, panel.rhs_exponent, -1);
     for (int64_t l = 0; l < kPanel<T>; ++l) {
-      panel.unit_squares[l] = panel.rhs_exponent[l] == kNoExponent ? 1.0 : std::ldexp(1.0, -2 * panel.rhs_exponent[l]);
+      panel.row_unit_squares[l] =
+          panel.rhs_exponent[l] == kNoExponent ? 1.0 : std::ldexp(1.0, -2 * panel.rhs_exponent[l]);
     }
     start_cg(block, panel, block.cg[i]);
   }

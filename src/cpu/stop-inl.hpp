@@ -1,7 +1,7 @@
 // Where a lane's solve may stop, and what it may claim then.
 //
-// The recurrence r -= alpha A p knows nothing of what rounding did to A p: long solutions (a small ridge) and long keys
-// (a common mean) let it drift away from b - A x. The drift is estimated from sizes that are known; a lane it may
+// The recurrence r -= stride A d knows nothing of what rounding did to A d: long solutions (a small ridge) and long
+// keys (a common mean) let it drift away from b - A x. The drift is estimated from sizes that are known; a lane it may
 // matter to is checked: b - A x is formed once, with products in double, and conjugate gradients go on from there where
 // that misses.
 #if defined(LLA_CPU_STOP_INL_HPP) == defined(HWY_TARGET_TOGGLE)
@@ -59,8 +59,8 @@ T stop_limit(const core::StopRule& stop, const SolutionSizes<T>& x, const Panel<
                                .ridge_product = static_cast<double>(x.ridge_product[l]),
                                .ridge_squares = static_cast<double>(x.ridge_squares[l]),
                                .smallest_ridge = static_cast<double>(smallest_ridge),
-                               .spread = static_cast<double>(panel.spread[l]) * panel.unit_squares[l],
-                               .unit_squares = panel.unit_squares[l]};
+                               .spread = static_cast<double>(panel.spread[l]) * panel.row_unit_squares[l],
+                               .row_unit_squares = panel.row_unit_squares[l]};
   return static_cast<T>(stop.limit(sizes, panel.lane_end[l] - panel.lane_begin[l]));
 }
 
@@ -73,9 +73,9 @@ struct Noise {
   double drift, rounding;
 
   Noise(const SolutionSizes<T>& x, int64_t l, double rhs, double keys, double steepest, double query) {
-    const double unit = static_cast<double>(std::numeric_limits<T>::epsilon()) / 2;
-    drift = 4 * unit * keys * std::sqrt(steepest * static_cast<double>(x.squares[l]));
-    rounding = unit * (2 * rhs + keys * (4 + query * keys / 2) * x.spread(l));
+    const double half_ulp = static_cast<double>(std::numeric_limits<T>::epsilon()) / 2;
+    drift = 4 * half_ulp * keys * std::sqrt(steepest * static_cast<double>(x.squares[l]));
+    rounding = half_ulp * (2 * rhs + keys * (4 + query * keys / 2) * x.spread(l));
   }
 };
 

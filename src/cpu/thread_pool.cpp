@@ -44,12 +44,12 @@ std::atomic<int> wanted_threads{0};  // 0: not asked for, the default counts
 
 struct Job {
   int64_t items;
-  int slots;
+  int seats;
   detail::ItemFunction function;
   void* context;
   std::atomic<int64_t> next{0};
   // Guarded by the pool's mutex.
-  int joined = 1;         // slots handed out, the caller's included
+  int joined = 1;         // seats handed out, the caller's included
   int working = 0;        // pool threads inside
   Job* behind = nullptr;  // the next in the pool's list: made of the jobs themselves, so that a call allocates nothing
 
@@ -60,7 +60,7 @@ struct Job {
       function(context, item, worker);
     }
   }
-  bool open() const { return joined < slots && next.load(std::memory_order_relaxed) < items; }
+  bool open() const { return joined < seats && next.load(std::memory_order_relaxed) < items; }
 };
 
 class Pool {
@@ -68,7 +68,7 @@ class Pool {
   void run(Job& job) {
     {
       const std::lock_guard lock(mutex_);
-      grow(job.slots - 1);
+      grow(job.seats - 1);
       Job** last = &jobs_;
       while (*last != nullptr) last = &(*last)->behind;
       *last = &job;
@@ -144,12 +144,12 @@ Pool& pool() {
 namespace detail {
 
 void run_items(int64_t items, int workers, ItemFunction function, void* context) {
-  const int slots = static_cast<int>(std::min<int64_t>(workers, items));
-  if (slots <= 1) {
+  const int seats = static_cast<int>(std::min<int64_t>(workers, items));
+  if (seats <= 1) {
     for (int64_t item = 0; item < items; ++item) function(context, item, 0);
     return;
   }
-  Job job{items, slots, function, context};
+  Job job{items, seats, function, context};
   pool().run(job);
 }
 

@@ -32,12 +32,12 @@ void add_row(const Head& head, const Row& row, Span g, const SolveOptions& optio
   const Vector x = solve_for_x(row, s, options).x;
 
   const auto key = [&](size_t j) { return row.keys.subspan(j * dim, dim); };
-  Vector centered_gamma(count);  // g.(v_j - mean_v)
+  Vector centred_gamma(count);  // g.(v_j - mean_v)
   for (size_t j = 0; j < count; ++j)
-    centered_gamma[j] = centered_dot(row.values.subspan(j * value_dim, value_dim), s.mean_v, g);
+    centred_gamma[j] = centred_dot(row.values.subspan(j * value_dim, value_dim), s.mean_v, g);
   Vector t(dim, 0.0);  // dL/dx
   for (size_t j = 0; j < count; ++j) {
-    for (size_t d = 0; d < dim; ++d) t[d] += s.p[j] * centered_gamma[j] * (key(j)[d] - s.mean_k[d]);
+    for (size_t d = 0; d < dim; ++d) t[d] += s.p[j] * centred_gamma[j] * (key(j)[d] - s.mean_k[d]);
   }
   Vector y(dim, 0.0);
   if (!given) {
@@ -50,8 +50,8 @@ void add_row(const Head& head, const Row& row, Span g, const SolveOptions& optio
   Vector e(count), b(count);
   double e_sum = 0, b_sum = 0;
   for (size_t j = 0; j < count; ++j) {
-    e[j] = centered_dot(key(j), s.mean_k, x);
-    b[j] = centered_gamma[j] - centered_dot(key(j), s.mean_k, y);
+    e[j] = centred_dot(key(j), s.mean_k, x);
+    b[j] = centred_gamma[j] - centred_dot(key(j), s.mean_k, y);
     e_sum += s.p[j] * e[j];
     b_sum += s.p[j] * b[j];
   }

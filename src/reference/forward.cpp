@@ -44,7 +44,7 @@ ForwardResult forward(const Head& head, const SolveOptions& options) {
     const Vector& x = solution.x;
     Vector o = s.mean_v;
     for (size_t j = 0; j < s.p.size(); ++j) {
-      const double e = centered_dot(row.keys.subspan(j * dim, dim), s.mean_k, x);
+      const double e = centred_dot(row.keys.subspan(j * dim, dim), s.mean_k, x);
       for (size_t c = 0; c < value_dim; ++c) o[c] += s.p[j] * e * (row.values[j * value_dim + c] - s.mean_v[c]);
     }
     result.max[static_cast<size_t>(i)] = s.max;

@@ -55,22 +55,22 @@ Vector gather_cached(const Operand& t, const core::KeyCache& cache, const Sequen
   return result;
 }
 
-void gather_keys(const ForwardCall& call, const Sequence& s, int64_t head_kv, Head& result) {
+void gather_keys(const ForwardCall& call, const Sequence& s, int64_t kv_head, Head& result) {
   const Problem& p = call.problem;
   if (p.cache) {
     const core::KeyRange seen = core::visible_keys(p.mask, s);
     result.first_key = s.first_key;
-    result.k = gather_cached(call.k, call.cache, s, seen, head_kv, p.dim);
-    result.v = gather_cached(call.v, call.cache, s, seen, head_kv, p.value_dim);
+    result.k = gather_cached(call.k, call.cache, s, seen, kv_head, p.dim);
+    result.v = gather_cached(call.v, call.cache, s, seen, kv_head, p.value_dim);
   } else {
-    result.k = gather(call.k, s, s.start_k, s.length_k, head_kv, p.dim);
-    result.v = gather(call.v, s, s.start_k, s.length_k, head_kv, p.value_dim);
+    result.k = gather(call.k, s, s.start_k, s.length_k, kv_head, p.dim);
+    result.v = gather(call.v, s, s.start_k, s.length_k, kv_head, p.value_dim);
   }
 }
 
-void gather_keys(const BackwardCall& call, const Sequence& s, int64_t head_kv, Head& result) {
-  result.k = gather(call.k, s, s.start_k, s.length_k, head_kv, call.problem.dim);
-  result.v = gather(call.v, s, s.start_k, s.length_k, head_kv, call.problem.value_dim);
+void gather_keys(const BackwardCall& call, const Sequence& s, int64_t kv_head, Head& result) {
+  result.k = gather(call.k, s, s.start_k, s.length_k, kv_head, call.problem.dim);
+  result.v = gather(call.v, s, s.start_k, s.length_k, kv_head, call.problem.value_dim);
 }
 
 template <class Call>

@@ -32,7 +32,7 @@ double dot(Span a, Span b) {  // four sums: one alone waits for itself
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-double centered_dot(Span key, Span mean, Span x) {
+double centred_dot(Span key, Span mean, Span x) {
   double sum = 0;
   for (size_t i = 0; i < x.size(); ++i) sum += (key[i] - mean[i]) * x[i];
   return sum;
@@ -84,13 +84,13 @@ Statistics statistics(const Head& head, const Row& row) {
 Vector covariance(Span p, Span keys, Span mean) {
   const size_t n = mean.size();
   Vector matrix(n * n, 0.0);
-  Vector centered(n);
+  Vector centred(n);
   for (size_t j = 0; j < p.size(); ++j) {
     if (p[j] == 0) continue;
-    for (size_t d = 0; d < n; ++d) centered[d] = keys[j * n + d] - mean[d];
+    for (size_t d = 0; d < n; ++d) centred[d] = keys[j * n + d] - mean[d];
     for (size_t d = 0; d < n; ++d) {
-      const double weighted = p[j] * centered[d];
-      for (size_t e = 0; e <= d; ++e) matrix[d * n + e] += weighted * centered[e];
+      const double weighted = p[j] * centred[d];
+      for (size_t e = 0; e <= d; ++e) matrix[d * n + e] += weighted * centred[e];
     }
   }
   for (size_t d = 0; d < n; ++d) {

@@ -38,7 +38,7 @@ Solution solve_for_x(const Row& row, const Statistics& statistics, const SolveOp
 Vector weighted_sum(Span p, Span values, size_t width);
 double dot(Span a, Span b);
 bool all_finite(Span values);
-// (key - mean).x, centered before the product: x can be large in directions the keys do not reach.
-double centered_dot(Span key, Span mean, Span x);
+// (key - mean).x, centred before the product: x can be large in directions the keys do not reach.
+double centred_dot(Span key, Span mean, Span x);
 
 }  // namespace lla::reference

@@ -107,18 +107,18 @@ Solution solve_cg(Span covariance, Span ridge, Span b, core::StopRule stop, int 
     const double curvature = dot(direction, a_direction);
     const double length = dot(direction, direction);
     steepest = std::max(steepest, curvature / length);
-    // Flat or falling: the step would be rounding noise blown up. Where b is out of A's reach the steps before this one went
-    // ever further for nothing, so the x of the smallest residual stands.
+    // Flat or falling: the step would be rounding noise blown up. Where b is out of A's reach the steps before this one
+    // went ever further for nothing, so the x of the smallest residual stands.
     if (!(curvature > std::max(noise, kFlat * steepest) * length)) {
       solution.status = LLA_ROW_BREAKDOWN;
       solution.x = best;
       solution.residual = *std::min_element(solution.trace.begin(), solution.trace.end());
       break;
     }
-    const double alpha = rr / curvature;
+    const double stride = rr / curvature;
     for (size_t i = 0; i < n; ++i) {
-      solution.x[i] += alpha * direction[i];
-      r[i] -= alpha * a_direction[i];
+      solution.x[i] += stride * direction[i];
+      r[i] -= stride * a_direction[i];
     }
     const double rr_next = dot(r, r);
     for (size_t i = 0; i < n; ++i) direction[i] = r[i] + rr_next / rr * direction[i];

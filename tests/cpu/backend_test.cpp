@@ -59,7 +59,7 @@ TEST(CpuTargets, AllComputeTheSameUpToRounding) {
 }
 
 // Where one key has all the weight but a millionth of a millionth, gradients live in the last digits of everything
-// centered.
+// centred.
 TEST(CpuBackward, ResolvesRowsWithOneDominantKey) {
   Spec spec = self_attention(64, 128);
   spec.options.tolerance = 1e-6;
@@ -69,7 +69,7 @@ TEST(CpuBackward, ResolvesRowsWithOneDominantKey) {
   EXPECT_LE(compare(spec, Side::keys, spec.dim, got.dk, want.dk).norm, 1e-4);
 }
 
-// A large common mean of the keys: what is centered is small against what it is the difference of.
+// A large common mean of the keys: what is centred is small against what it is the difference of.
 TEST(CpuBackend, StandsALargeMeanOfTheKeys) {
   Spec spec = self_attention(reduced() ? 60 : 200, 64);
   spec.options.tolerance = 1e-6;

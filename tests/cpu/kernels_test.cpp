@@ -22,9 +22,9 @@ void exp2_f64(const std::vector<double>& x, std::vector<double>& y) { exp2_array
 // rows x channels matrix, [rows][panel] and [channels][panel] results of both products with b.
 void products_f32(int64_t rows, int64_t channels, const std::vector<float>& matrix, std::vector<float>& grouped_result,
                   std::vector<float>& natural_result) {
-  const int64_t padded = round_up(rows, kGroup), panel = kPanel<float>;
-  std::vector<float> natural(padded * channels), grouped(padded * channels);
-  const PackedRows<float> packed{natural.data(), grouped.data()};
+  const int64_t padded = round_up(rows, kPackRows), panel = kPanel<float>;
+  std::vector<float> natural(padded * channels), transposed(padded * channels);
+  const PackedRows<float> packed{natural.data(), transposed.data()};
   for (int64_t r = 0; r < padded; ++r) {
     if (r < rows) {
       packed.put(r, channels, matrix.data() + r * channels);
@@ -35,10 +35,11 @@ void products_f32(int64_t rows, int64_t channels, const std::vector<float>& matr
   std::vector<float> b(std::max(rows, channels) * panel);
   for (size_t i = 0; i < b.size(); ++i) b[i] = static_cast<float>(i % 7) - 3;
   grouped_result.assign(padded * panel, 0);
-  grouped_product(grouped.data(), channels, 0, rows, b.data(), [&](int64_t j, Vec<float> v0, Vec<float> v1) HWY_ATTR {
-    store(v0, grouped_result.data() + j * panel);
-    store(v1, grouped_result.data() + j * panel + kLanes<float>);
-  });
+  transposed_product(transposed.data(), channels, 0, rows, b.data(),
+                     [&](int64_t j, Vec<float> v0, Vec<float> v1) HWY_ATTR {
+                       store(v0, grouped_result.data() + j * panel);
+                       store(v1, grouped_result.data() + j * panel + kLanes<float>);
+                     });
   natural_result.assign(channels * panel, 1);  // added to
   natural_product(natural.data(), channels, channels, b.data(), rows, natural_result.data());
 }
@@ -106,15 +107,15 @@ TEST(Products, AreExactOnSmallIntegersForEveryTail) {
     const int64_t panel = HWY_DYNAMIC_DISPATCH(panel_f32)();
     for (const int64_t rows : {1, 5, 12, 13, 31}) {
       for (int64_t channels = 1; channels <= 26; ++channels) {
-        std::vector<float> matrix(rows * channels), grouped, natural;
+        std::vector<float> matrix(rows * channels), transposed, natural;
         for (size_t i = 0; i < matrix.size(); ++i) matrix[i] = static_cast<float>(i % 5) - 2;
-        HWY_DYNAMIC_DISPATCH(products_f32)(rows, channels, matrix, grouped, natural);
+        HWY_DYNAMIC_DISPATCH(products_f32)(rows, channels, matrix, transposed, natural);
         const auto b = [&](int64_t i, int64_t lane) { return static_cast<float>((i * panel + lane) % 7) - 3; };
         for (int64_t lane = 0; lane < panel; ++lane) {
           for (int64_t r = 0; r < rows; ++r) {
             float want = 0;
             for (int64_t c = 0; c < channels; ++c) want += matrix[r * channels + c] * b(c, lane);
-            ASSERT_EQ(grouped[r * panel + lane], want) << target << " " << rows << " x " << channels;
+            ASSERT_EQ(transposed[r * panel + lane], want) << target << " " << rows << " x " << channels;
           }
           for (int64_t c = 0; c < channels; ++c) {
             float want = 1;

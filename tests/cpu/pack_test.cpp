@@ -18,11 +18,11 @@ struct Packed {
   core::Problem problem;
 
   Packed(int64_t keys, int64_t dim, int64_t value_dim)
-      : k_natural(round_up(keys, kGroup) * dim, NAN),
+      : k_natural(round_up(keys, kPackRows) * dim, NAN),
         k_grouped(k_natural),
-        v_natural(round_up(keys, kGroup) * value_dim, NAN),
-        key_squares(round_up(keys, kGroup), NAN),
-        bad(round_up(keys, kGroup), 7) {
+        v_natural(round_up(keys, kPackRows) * value_dim, NAN),
+        key_squares(round_up(keys, kPackRows), NAN),
+        bad(round_up(keys, kPackRows), 7) {
     problem.dim = dim;
     problem.value_dim = value_dim;
     problem.seqlen_k = problem.seqlen_q = keys;
@@ -54,11 +54,11 @@ TEST(Pack, WritesBothLayoutsFromAnyStrides) {
   Packed packed(keys, dim, value_dim);
   // Keys channel-major, values row-major.
   pack_tile(packed.problem, operand(k, 1, keys), operand(v, value_dim, 1), packed.head, 0);
-  for (int64_t r = 0; r < round_up(keys, kGroup); ++r) {
+  for (int64_t r = 0; r < round_up(keys, kPackRows); ++r) {
     for (int64_t c = 0; c < dim; ++c) {
       const float want = r < keys ? k[c * keys + r] : 0.0f;
       EXPECT_EQ(packed.k_natural[r * dim + c], want);
-      EXPECT_EQ(packed.k_grouped[(r / kGroup * dim + c) * kGroup + r % kGroup], want);
+      EXPECT_EQ(packed.k_grouped[(r / kPackRows * dim + c) * kPackRows + r % kPackRows], want);
     }
     for (int64_t c = 0; c < value_dim; ++c)
       EXPECT_EQ(packed.v_natural[r * value_dim + c], r < keys ? v[r * value_dim + c] : 0.0f);

@@ -16,6 +16,7 @@ export LLA_PYTHON=$python
 "$lla" reproduce regression --d 8 --d 16 --segment 256 --segment 1024 --sequences 4 --out out/regression >/dev/null
 "$lla" reproduce rates --quick --d 1 --out out/rates >/dev/null
 "$lla" reproduce memory --quick --d 16 --limit 0.25 --out out/memory >/dev/null
+"$lla" reproduce memory --decode --quick --d 16 >/dev/null
 "$lla" reproduce solver --quick --d 16 --out out/solver >/dev/null
 "$lla" reproduce interpolation --out out/interpolation >/dev/null
 "$lla" reproduce capacity --quick --d 16 --out out/capacity >/dev/null
@@ -32,10 +33,15 @@ if [ -x "$(dirname "$lla")/lla_train" ]; then
     OMP_NUM_THREADS=1 LLA_NUM_THREADS=1 "$lla" reproduce $task --quick --model lla --model softmax --epochs 2 --set training.examples=640 \
       --set training.batch=32 --set training.validation=32 --set training.test=32 --device cpu --out out/$task >/dev/null 2>&1
   done
+  # The plateau study at a size for this: one setting with two numbers of examples.
+  OMP_NUM_THREADS=1 LLA_NUM_THREADS=1 "$lla" reproduce recall --quick --model lla --model gated_deltanet --epochs 2 --device cpu --out out/recall-plateau \
+    --set 'settings=[{"length":16,"pairs":4,"training":{"examples":640}},{"length":16,"pairs":4,"training":{"examples":320}}]' \
+    --set training.batch=32 --set training.validation=32 --set training.test=32 >/dev/null 2>&1
+  trained="$trained recall-plateau"
 fi
 page=$("$lla" report out)
 [ "$page" = "$work/out/index.html" ] || { echo "report printed '$page'"; exit 1; }
-"$python" "$source/tests/reproduce/page_check.py" out regression rates memory solver interpolation capacity lemmas iterations \
+"$python" "$source/tests/reproduce/page_check.py" out regression rates memory memory-decode solver interpolation capacity lemmas iterations \
   regression-ridges regression-kernels regression-queries $trained
 "$lla" report out/regression >/dev/null
 "$python" "$source/tests/reproduce/page_check.py" out/regression regression

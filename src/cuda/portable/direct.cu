@@ -22,26 +22,26 @@ template <class T>
 struct Row {
   const Arguments<T>& a;
   core::Sequence sequence;
-  int64_t head, head_kv;
+  int64_t head, kv_head;
   Query query;
   int dim;  // padded to a multiple of 4
   Triangle matrix;
-  double* tile;      // keys minus the center, times sqrt(w); afterwards the factorisation's scratch
+  double* tile;      // keys minus the centre, times sqrt(w); afterwards the factorisation's scratch
   double* query_at;  // q
-  double* center;    // the point A is formed about
-  double* mean;      // mean key minus the center
+  double* centre;    // the point A is formed about
+  double* mean;      // mean key minus the centre
   double* smallest;  // pivots not above these say nothing
   double* x;
   double* gradient;    // backward: dL/do
-  double* mean_value;  // backward: the point values are centered about
+  double* mean_value;  // backward: the point values are centred about
   double* root;        // per key of the tile: sqrt(w)
   double* gamma;       // per key of the tile: G.(v - mean_v), or forward w (1 + E)
 
   __device__ double key(int64_t j, int d) const {
-    return load_as<double>(a.k.data, a.k.dtype, key_offset(a, a.k, sequence, head_kv, j) + d * a.k.stride[3]);
+    return load_as<double>(a.k.data, a.k.dtype, key_offset(a, a.k, sequence, kv_head, j) + d * a.k.stride[3]);
   }
   __device__ double value(int64_t j, int d) const {
-    return load_as<double>(a.v.data, a.v.dtype, key_offset(a, a.v, sequence, head_kv, j) + d * a.v.stride[3]);
+    return load_as<double>(a.v.data, a.v.dtype, key_offset(a, a.v, sequence, kv_head, j) + d * a.v.stride[3]);
   }
   __device__ double weight(double dot) const {
     return exp2(dot * a.problem.scale * std::numbers::log2e - static_cast<double>(a.rows.max[query.row]));
@@ -56,7 +56,7 @@ __device__ void load_vectors(const Row<T>& row) {
   for (int d = threadIdx.x; d < row.dim + 4; d += D::kThreads) {
     const bool inside = d < p.dim;
     row.query_at[d] = inside ? load_as<double>(a.q.data, a.q.dtype, q_offset + d * a.q.stride[3]) : 0;
-    row.center[d] = inside ? static_cast<double>(a.rows.mean_k[row.query.row * p.dim + d]) : 0;
+    row.centre[d] = inside ? static_cast<double>(a.rows.mean_k[row.query.row * p.dim + d]) : 0;
   }
   if (a.grad_o) {
     const int64_t g_offset = row_offset(a.grad_o, row.sequence, row.head, row.query.index);
@@ -70,7 +70,7 @@ __device__ void load_vectors(const Row<T>& row) {
   for (int i = threadIdx.x; i < D::matrix_elements(p.dim); i += D::kThreads) row.matrix.data[i] = 0;
 }
 
-// Loads a tile of keys, centered and times sqrt(w); keys past the end become zero.
+// Loads a tile of keys, centred and times sqrt(w); keys past the end become zero.
 template <class T>
 __device__ void load_keys(const Row<T>& row, int64_t first) {
   const core::Problem& p = row.a.problem;
@@ -82,7 +82,7 @@ __device__ void load_keys(const Row<T>& row, int64_t first) {
     double dot = 0, gamma = 0;
     for (int d = lane; d < p.dim && visible; d += 32) {
       const double k = row.key(j, d);
-      row.tile[b * stride + d] = k - row.center[d];
+      row.tile[b * stride + d] = k - row.centre[d];
       dot += row.query_at[d] * k;
     }
     if (row.a.grad_o && visible) {
@@ -158,27 +158,12 @@ __device__ double form(const Row<T>& row) {
   const int d = threadIdx.x;
   if (d < row.dim) row.mean[d] = sum / omega;
   __syncthreads();
-  if (d < row.dim) {
-    constexpr double kEpsilon = std::numeric_limits<double>::epsilon();
-    const bool removed = d >= p.dim || removes(ridge(d));
-    const double rhs = a.grad_o ? sum_gamma_k / omega - sum_gamma / omega * row.mean[d]
-                                : row.query_at[d] - row.center[d] - row.mean[d];
-    // Rounding: of the elimination, which is relative to the sums A started from, and of the mean key.
-    const double mean_error = static_cast<double>(row.query.keys()) * kEpsilon * (row.center[d] + row.mean[d]);
-    const double start = row.matrix.at(d, d) / omega + (removed ? 1 : ridge(d));
-    row.smallest[d] = fmax(row.dim * kEpsilon * start, mean_error * mean_error);
-    row.matrix.at(row.dim, d) = removed ? 0 : rhs;
-  }
-  __syncthreads();
-  for (int i = threadIdx.x / 32; i < row.dim; i += kWarps) {
-    const bool row_removed = i >= p.dim || removes(ridge(i));
-    for (int j = threadIdx.x % 32; j <= i; j += 32) {
-      double& entry = row.matrix.at(i, j);
-      const bool removed = row_removed || removes(ridge(j));
-      const double covariance = entry / omega - row.mean[i] * row.mean[j];
-      entry = removed ? (i == j ? 1 : 0) : covariance + (i == j ? ridge(i) : 0);
-    }
-  }
+  const auto rhs = [&](int) {  // of column threadIdx.x
+    return a.grad_o ? sum_gamma_k / omega - sum_gamma / omega * row.mean[d]
+                    : row.query_at[d] - row.centre[d] - row.mean[d];
+  };
+  finish_matrix(row.matrix, {static_cast<int>(p.dim), row.dim, omega, row.query.keys()}, row.centre, row.mean,
+                row.smallest, ridge, rhs);
   return omega;
 }
 
@@ -197,7 +182,7 @@ __device__ void write_output(const Row<T>& row, double omega) {
       for (int d = lane; d < p.dim && j < row.query.end; d += 32) {
         const double k = row.key(j, d);
         dot += row.query_at[d] * k;
-        e += (k - row.center[d] - row.mean[d]) * row.x[d];
+        e += (k - row.centre[d] - row.mean[d]) * row.x[d];
       }
       dot = warp_sum(dot);
       e = warp_sum(e);
@@ -244,7 +229,7 @@ __device__ bool locate(const Arguments<T>& a, int64_t index, Row<T>& row) {
   if (index >= heads * p.seqlen_q) return false;
   const int64_t i = index % p.seqlen_q;
   row.head = index / p.seqlen_q % p.heads_q;
-  row.head_kv = row.head / p.group();
+  row.kv_head = row.head / p.group();
   row.sequence = sequence_of(a, index / p.seqlen_q / p.heads_q);
   const core::Sequence& s = row.sequence;
   if (i >= s.length_q) return false;
@@ -270,7 +255,7 @@ __global__ void __launch_bounds__(D::kThreads) direct_kernel(const __grid_consta
   row.dim = static_cast<int>(dim);
   row.tile = take(D::kKeys * (dim + 4));
   row.query_at = take(dim + 4);
-  row.center = take(dim + 4);
+  row.centre = take(dim + 4);
   row.mean = take(dim + 4);
   row.smallest = take(dim + 4);
   row.x = take(dim + 4);

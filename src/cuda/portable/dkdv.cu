@@ -1,7 +1,6 @@
 // Gradients that belong to keys: the block owns keys and walks over the queries that see them, all heads of their
 // group, in one fixed order. dv = sum of p a G, dk = sum of scale p (a b - c) q + p b x - p a y (a, b, c as in dq.cu).
-#include "cuda/common/launch.cuh"
-#include "cuda/portable/rows.cuh"
+#include "cuda/portable/launch.cuh"
 
 namespace lla::cuda::portable {
 namespace {
@@ -9,8 +8,10 @@ namespace {
 // What a tile of queries needs besides its vectors, in shared memory.
 template <class T>
 struct QueryConstants {
+  static constexpr bool kExcess = sizeof(T) == sizeof(float);
   T* max;
-  T* omega;  // divided by the row's share of the block's power of two: see there
+  T* omega;   // divided by the row's share of the block's power of two: see there
+  T* excess;  // of the sum of p a over 1; in double it has no place, and no need
   T* mean_e;
   T* tau;
   T* mean_b;
@@ -33,6 +34,7 @@ struct QueryConstants {
     q.c = q.mean_b + kOther;
     q.kind = reinterpret_cast<int32_t*>(q.c + kOther);
     q.exponent = q.kind + kOther;
+    q.excess = kExcess ? reinterpret_cast<T*>(q.exponent + kOther) : nullptr;
     return q;
   }
 };
@@ -47,168 +49,238 @@ __device__ int32_t block_max(int32_t value, int32_t* scratch) {
   return value;
 }
 
+// What a block works on: its keys, and the queries that see any of them.
+struct KeyBlock {
+  core::Sequence sequence;
+  int64_t kv_head, first_key, keys;
+  int64_t query_begin, query_end;
+
+  template <class T>
+  __device__ __forceinline__ KeyBlock(const Arguments<T>& a, int own) {
+    const core::Problem& p = a.problem;
+    const int64_t heads = p.heads_kv * p.batch;
+    kv_head = blockIdx.x % heads % p.heads_kv;
+    sequence = core::sequence(p, a.cu_seqlens_q, a.cu_seqlens_k, blockIdx.x % heads / p.heads_kv);
+    first_key = blockIdx.x / heads * own;  // the first keys are seen by most queries of a causal mask
+    keys = sequence.length_k - first_key < own ? sequence.length_k - first_key : own;
+    // Begin and end of what a query sees grow with it.
+    const int64_t shift = sequence.length_k - sequence.length_q;
+    query_begin = p.mask.right < 0 ? 0 : first_key - shift - p.mask.right;
+    query_end = p.mask.left < 0 ? sequence.length_q : first_key + keys - shift + p.mask.left;
+    query_begin = query_begin < 0 ? 0 : query_begin;
+    query_end = query_end > sequence.length_q ? sequence.length_q : query_end;
+  }
+};
+
+// A block's memory and the stages of its walk over tiles of queries.
 template <class T, int kDim>
-__global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dkdv_kernel(const __grid_constant__ Arguments<T> a) {
+struct KeyGradients {
   using C = Config<T, kDim>;
-  static_assert(C::kOther * (2 * sizeof(int64_t) + 6 * sizeof(T) + 2 * sizeof(int32_t)) <= C::kRowDataBytes);
-  extern __shared__ __align__(16) unsigned char shared[];
-  const Tile<T, kDim> own_k{reinterpret_cast<T*>(shared)};
-  const Tile<T, kDim> own_v{reinterpret_cast<T*>(shared + C::kOwnBytes)};
-  const Tile<T, kDim> tile{reinterpret_cast<T*>(shared + 2 * C::kOwnBytes)};  // q, x, y, G in turn
-  const Weights<C, T> weights{reinterpret_cast<T*>(shared + 2 * C::kOwnBytes + C::kOtherBytes)};
-  const QueryConstants<T> constants =
-      QueryConstants<T>::template at<C::kOther>(reinterpret_cast<unsigned char*>(weights.data) + C::kWeightBytes);
+  using Products = T[C::kRows][C::kRows];  // of owned keys and a tile's queries
+  static_assert(C::kOther *
+                    (2 * sizeof(int64_t) + (QueryConstants<T>::kExcess ? 7 : 6) * sizeof(T) + 2 * sizeof(int32_t)) <=
+                C::kRowDataBytes);
 
+  const Arguments<T>& a;
   const core::Problem& p = a.problem;
-  const int64_t heads = p.heads_kv * p.batch;
-  const int64_t head_kv = blockIdx.x % heads % p.heads_kv;
-  const core::Sequence s = core::sequence(p, a.cu_seqlens_q, a.cu_seqlens_k, blockIdx.x % heads / p.heads_kv);
-  const int64_t first_key = blockIdx.x / heads * C::kOwn;  // the first keys are seen by most queries of a causal mask
-  if (first_key >= s.length_k) return;
-  const int64_t keys = s.length_k - first_key < C::kOwn ? s.length_k - first_key : C::kOwn;
-  const bool solved = !p.given_x();
-  const T log2_factor = log2_scale<T>(p);
-  const int columns = pieces<T>(p.dim), value_columns = pieces<T>(p.value_dim);
-  load_tile<C::kOwn, C>(own_k, key_rows<T>(a, a.k, s, head_kv, p.dim), first_key, keys, nullptr, Always{});
-  load_tile<C::kOwn, C>(own_v, key_rows<T>(a, a.v, s, head_kv, p.value_dim), first_key, keys, nullptr, Always{});
+  const KeyBlock& block;
+  const Tile<T, kDim> own_k, own_v;
+  const Tile<T, kDim> tile;  // q, x, y, G in turn
+  const Weights<C, T> weights;
+  const QueryConstants<T> constants;
 
-  // Queries that see any of these keys: begin and end of what a query sees grow with it.
-  const int64_t shift = s.length_k - s.length_q;
-  int64_t query_begin = p.mask.right < 0 ? 0 : first_key - shift - p.mask.right;
-  int64_t query_end = p.mask.left < 0 ? s.length_q : first_key + keys - shift + p.mask.left;
-  query_begin = query_begin < 0 ? 0 : query_begin;
-  query_end = query_end > s.length_q ? s.length_q : query_end;
+  __device__ __forceinline__ KeyGradients(const Arguments<T>& arguments, const KeyBlock& of, unsigned char* shared)
+      : a(arguments),
+        block(of),
+        own_k{reinterpret_cast<T*>(shared)},
+        own_v{reinterpret_cast<T*>(shared + C::kOwnBytes)},
+        tile{reinterpret_cast<T*>(shared + 2 * C::kOwnBytes)},
+        weights{reinterpret_cast<T*>(shared + 2 * C::kOwnBytes + C::kOtherBytes)},
+        constants(QueryConstants<T>::template at<C::kOther>(reinterpret_cast<unsigned char*>(weights.data) +
+                                                            C::kWeightBytes)) {}
+
+  __device__ __forceinline__ void load_keys() const {
+    const Source k = key_rows<T>(a, a.k, block.sequence, block.kv_head, p.dim);
+    const Source v = key_rows<T>(a, a.v, block.sequence, block.kv_head, p.value_dim);
+    load_tile<C::kOwn, C>(own_k, k, block.first_key, block.keys, nullptr, Always{});
+    load_tile<C::kOwn, C>(own_v, v, block.first_key, block.keys, nullptr, Always{});
+  }
 
   // Rows come with gradients divided by powers of two of their own. Their sum is one of numbers divided by the largest
   // of these, which keeps it in range; a row's weights, which everything it adds is multiplied by once, bring the rest.
-  int32_t block_exponent = kNoExponent;
-  for (int64_t head = head_kv * p.group(); head < (head_kv + 1) * p.group(); ++head) {
-    for (int64_t i = query_begin + threadIdx.x; i < query_end; i += C::kThreads) {
-      block_exponent = max(block_exponent, a.rows.exponent[core::row_index(p, s, head, i)]);
+  __device__ __forceinline__ int32_t largest_exponent() const {
+    int32_t largest = kNoExponent;
+    for (int64_t head = block.kv_head * p.group(); head < (block.kv_head + 1) * p.group(); ++head) {
+      for (int64_t i = block.query_begin + threadIdx.x; i < block.query_end; i += C::kThreads) {
+        largest = max(largest, a.rows.exponent[core::row_index(p, block.sequence, head, i)]);
+      }
+    }
+    largest = block_max<C>(largest, reinterpret_cast<int32_t*>(weights.data));
+    return largest == kNoExponent ? 0 : largest;
+  }
+
+  // What a tile of queries needs beside its vectors; `row` is its first.
+  __device__ __forceinline__ void load_constants(int64_t first, int64_t count, int64_t row,
+                                                 int32_t block_exponent) const {
+    for (int i = threadIdx.x; i < C::kOther; i += C::kThreads) {
+      const bool exists = i < count;
+      constants.kind[i] = exists ? a.rows.kind[row + i] : static_cast<int32_t>(kEmpty);
+      const bool counts = exists && (is_regular(constants.kind[i]) || constants.kind[i] == kSingle);
+      constants.max[i] = counts ? a.rows.max[row + i] : T(0);
+      constants.exponent[i] = counts ? a.rows.exponent[row + i] : kNoExponent;
+      constants.omega[i] = counts ? PowerOfTwo<T>(block_exponent - constants.exponent[i])(a.rows.omega[row + i]) : T(1);
+      if constexpr (QueryConstants<T>::kExcess) {
+        constants.excess[i] = counts && is_regular(constants.kind[i]) ? a.rows.tau_low[row + i] : T(0);
+      }
+      constants.mean_e[i] = counts ? a.rows.mean_e[row + i] : T(0);
+      constants.tau[i] = counts ? a.rows.tau[row + i] : T(0);
+      constants.mean_b[i] = counts ? a.rows.mean_b[row + i] : T(0);
+      constants.c[i] = counts ? a.rows.c[row + i] : T(0);
+      constants.begin[i] = exists ? p.mask.begin(first + i, block.sequence.length_q, block.sequence.length_k) : 0;
+      constants.end[i] = exists ? p.mask.end(first + i, block.sequence.length_q, block.sequence.length_k) : 0;
     }
   }
-  block_exponent = block_max<C>(block_exponent, reinterpret_cast<int32_t*>(weights.data));
-  if (block_exponent == kNoExponent) block_exponent = 0;
+  __device__ __forceinline__ void load_queries(const core::Operand& t, int64_t width, int64_t head, int64_t first,
+                                               int64_t count) const {
+    const Source rows = tensor_rows<T>(t, block.sequence.batch, block.sequence.start_q, head, width);
+    load_tile<C::kOther, C>(tile, rows, first, count, nullptr, Always{});
+  }
+  // Rows that were not solved have no x and y worth reading.
+  __device__ __forceinline__ void load_rows(const T* array, int64_t row, int64_t count) const {
+    load_tile<C::kOther, C>(tile, array_rows<T>(array, row, p.dim), 0, count, nullptr,
+                            [&](int i) { return is_regular(constants.kind[i]); });
+  }
+
+  // p a, p b and scale p (a b - c) of a tile, from its raw products. Notes rows that are bad.
+  __device__ __forceinline__ void make_weights(Products& pa, Products& pb, Products& ds, bool (&bad)[C::kRows],
+                                               const Products& logit, const Products& e, const Products& f,
+                                               const Products& gamma, T log2_factor) const {
+#pragma unroll
+    for (int r = 0; r < C::kRows; ++r) {
+      const int64_t key = block.first_key + team() + C::kRowTeams * r;
+#pragma unroll
+      for (int c = 0; c < C::kRows; ++c) {
+        const int i = lane() + kLanes * c;
+        const bool visible = key >= constants.begin[i] && key < constants.end[i];
+        const int32_t kind = constants.kind[i];
+        bad[r] |= visible && kind == kBad;
+        const bool counts = visible && (is_regular(kind) || kind == kSingle);
+        const T weight = counts ? exp2_of(logit[r][c] * log2_factor - constants.max[i]) / constants.omega[i] : T(0);
+        const T excess = QueryConstants<T>::kExcess ? constants.excess[i] : T(0);
+        const T one_plus_e = 1 - excess + (e[r][c] - constants.mean_e[i]);
+        // A single key's value is its mean: b vanishes, and only dv is left.
+        const T b = kind == kSingle ? T(0) : (gamma[r][c] - constants.tau[i]) - (f[r][c] + constants.mean_b[i]);
+        pa[r][c] = weight * one_plus_e;
+        pb[r][c] = weight * b;
+        ds[r][c] = kind == kSingle ? T(0) : static_cast<T>(p.scale) * weight * (one_plus_e * b - constants.c[i]);
+      }
+    }
+  }
+
+  // A tile of queries of one head: what its queries add to dk and dv.
+  __device__ __forceinline__ void add_queries(Accumulator<C, T>& dk, Accumulator<C, T>& dv, bool (&bad)[C::kRows],
+                                              int64_t head, int64_t first, int32_t block_exponent,
+                                              T log2_factor) const {
+    const bool solved = !p.given_x();
+    const int columns = pieces<T>(p.dim), value_columns = pieces<T>(p.value_dim);
+    const int64_t count = block.query_end - first, row = core::row_index(p, block.sequence, head, first);
+    T logit[1][C::kRows][C::kRows], e[1][C::kRows][C::kRows], f[1][C::kRows][C::kRows] = {},
+                                                              gamma[1][C::kRows][C::kRows];
+    __syncthreads();
+    load_constants(first, count, row, block_exponent);
+    // logit = K Qᵀ
+    load_queries(a.q, p.dim, head, first, count);
+    __syncthreads();
+    product<C, 1>({own_k}, tile, columns, logit);
+    // e = K Xᵀ
+    __syncthreads();
+    load_rows(a.rows.x, row, count);
+    __syncthreads();
+    product<C, 1>({own_k}, tile, columns, e);
+    // f = K Yᵀ
+    if (solved) {
+      __syncthreads();
+      load_rows(a.rows.y, row, count);
+      __syncthreads();
+      product<C, 1>({own_k}, tile, columns, f);
+    }
+    // gamma = V Gᵀ
+    __syncthreads();
+    load_queries(a.grad_o, p.value_dim, head, first, count);
+    scale_tile<C::kOther, C>(tile, value_columns,
+                             [&](int i) { return constants.exponent[i] == kNoExponent ? 0 : -constants.exponent[i]; });
+    __syncthreads();
+    product<C, 1>({own_v}, tile, value_columns, gamma);
+
+    Products pa, pb, ds;
+    make_weights(pa, pb, ds, bad, logit[0], e[0], f[0], gamma[0], log2_factor);
+    // dv += (p a) G
+    weights.put(pa);
+    accumulate(dv, weights, tile, value_columns);
+    // dk += (p a) (-Y) + (p b) X + dS Q
+    if (solved) {
+      __syncthreads();
+      load_rows(a.rows.y, row, count);
+#pragma unroll
+      for (int r = 0; r < C::kRows; ++r) {
+#pragma unroll
+        for (int c = 0; c < C::kRows; ++c) pa[r][c] = -pa[r][c];
+      }
+      weights.put(pa);
+      __syncthreads();
+      accumulate(dk, weights, tile, columns);
+    }
+    __syncthreads();
+    load_rows(a.rows.x, row, count);
+    weights.put(pb);
+    __syncthreads();
+    accumulate(dk, weights, tile, columns);
+    __syncthreads();
+    load_queries(a.q, p.dim, head, first, count);
+    weights.put(ds);
+    __syncthreads();
+    accumulate(dk, weights, tile, columns);
+  }
+
+  __device__ __forceinline__ void write(const core::Operand& t, int64_t width, const Accumulator<C, T>& sum, int r,
+                                        bool bad, PowerOfTwo<T> undo) const {
+    if (!t) return;
+    const int64_t position = block.sequence.start_k + block.first_key + team() + C::kRowTeams * r;
+    const int64_t offset = block.sequence.batch * t.stride[0] + position * t.stride[1] + block.kv_head * t.stride[2];
+    for_columns<C>(width, [&](int c, int i, int column) {
+      store_as(t.data, t.dtype, offset + column * t.stride[3], bad ? nan_value<T>() : undo(sum.at[r][c].at[i]));
+    });
+  }
+};
+
+template <class T, int kDim>
+__global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dkdv_kernel(const __grid_constant__ Arguments<T> a) {
+  using C = Config<T, kDim>;
+  extern __shared__ __align__(16) unsigned char shared[];
+  const KeyBlock block(a, C::kOwn);
+  if (block.first_key >= block.sequence.length_k) return;
+  const KeyGradients<T, kDim> gradients(a, block, shared);
+  const core::Problem& p = a.problem;
+  const T log2_factor = log2_scale<T>(p);
+  gradients.load_keys();
+  const int32_t block_exponent = gradients.largest_exponent();
 
   Accumulator<C, T> dk, dv;
   dk.zero();
   dv.zero();
   bool bad[C::kRows] = {};
-  for (int64_t head = head_kv * p.group(); head < (head_kv + 1) * p.group(); ++head) {
-    for (int64_t first = query_begin; first < query_end; first += C::kOther) {
-      const int64_t count = query_end - first;
-      const int64_t row = core::row_index(p, s, head, first);
-      const auto load_queries = [&](const core::Operand& t, int64_t width) {
-        load_tile<C::kOther, C>(tile, tensor_rows<T>(t, s.batch, s.start_q, head, width), first, count, nullptr,
-                                Always{});
-      };
-      // Rows that were not solved have no x and y worth reading.
-      const auto load_rows = [&](const T* array) {
-        load_tile<C::kOther, C>(tile, array_rows<T>(array, row, p.dim), 0, count, nullptr,
-                                [&](int i) { return is_regular(constants.kind[i]); });
-      };
-      __syncthreads();
-      for (int i = threadIdx.x; i < C::kOther; i += C::kThreads) {
-        const bool exists = i < count;
-        constants.kind[i] = exists ? a.rows.kind[row + i] : static_cast<int32_t>(kEmpty);
-        const bool counts = exists && (is_regular(constants.kind[i]) || constants.kind[i] == kSingle);
-        constants.max[i] = counts ? a.rows.max[row + i] : T(0);
-        constants.exponent[i] = counts ? a.rows.exponent[row + i] : kNoExponent;
-        constants.omega[i] =
-            counts ? PowerOfTwo<T>(block_exponent - constants.exponent[i])(a.rows.omega[row + i]) : T(1);
-        constants.mean_e[i] = counts ? a.rows.mean_e[row + i] : T(0);
-        constants.tau[i] = counts ? a.rows.tau[row + i] : T(0);
-        constants.mean_b[i] = counts ? a.rows.mean_b[row + i] : T(0);
-        constants.c[i] = counts ? a.rows.c[row + i] : T(0);
-        constants.begin[i] = exists ? p.mask.begin(first + i, s.length_q, s.length_k) : 0;
-        constants.end[i] = exists ? p.mask.end(first + i, s.length_q, s.length_k) : 0;
-      }
-      load_queries(a.q, p.dim);
-      __syncthreads();
-      T logit[1][C::kRows][C::kRows], e[1][C::kRows][C::kRows], f[1][C::kRows][C::kRows] = {},
-                                                                gamma[1][C::kRows][C::kRows];
-      product<C, 1>({own_k}, tile, columns, logit);
-      __syncthreads();
-      load_rows(a.rows.x);
-      __syncthreads();
-      product<C, 1>({own_k}, tile, columns, e);
-      if (solved) {
-        __syncthreads();
-        load_rows(a.rows.y);
-        __syncthreads();
-        product<C, 1>({own_k}, tile, columns, f);
-      }
-      __syncthreads();
-      load_queries(a.grad_o, p.value_dim);
-      scale_tile<C::kOther, C>(tile, value_columns, [&](int i) {
-        return constants.exponent[i] == kNoExponent ? 0 : -constants.exponent[i];
-      });
-      __syncthreads();
-      product<C, 1>({own_v}, tile, value_columns, gamma);
-
-      T pa[C::kRows][C::kRows], pb[C::kRows][C::kRows], ds[C::kRows][C::kRows];
-#pragma unroll
-      for (int r = 0; r < C::kRows; ++r) {
-        const int64_t key = first_key + team() + C::kRowTeams * r;
-#pragma unroll
-        for (int c = 0; c < C::kRows; ++c) {
-          const int i = lane() + kLanes * c;
-          const bool visible = key >= constants.begin[i] && key < constants.end[i];
-          const int32_t kind = constants.kind[i];
-          bad[r] |= visible && kind == kBad;
-          const bool counts = visible && (is_regular(kind) || kind == kSingle);
-          const T weight =
-              counts ? exp2_of(logit[0][r][c] * log2_factor - constants.max[i]) / constants.omega[i] : T(0);
-          const T one_plus_e = 1 + e[0][r][c] - constants.mean_e[i];
-          // A single key's value is its mean: b vanishes, and only dv is left.
-          const T b = kind == kSingle ? T(0) : (gamma[0][r][c] - constants.tau[i]) - (f[0][r][c] + constants.mean_b[i]);
-          pa[r][c] = weight * one_plus_e;
-          pb[r][c] = weight * b;
-          ds[r][c] = kind == kSingle ? T(0) : static_cast<T>(p.scale) * weight * (one_plus_e * b - constants.c[i]);
-        }
-      }
-      weights.put(pa);
-      accumulate(dv, weights, tile, value_columns);
-      if (solved) {
-        __syncthreads();
-        load_rows(a.rows.y);
-#pragma unroll
-        for (int r = 0; r < C::kRows; ++r) {
-#pragma unroll
-          for (int c = 0; c < C::kRows; ++c) pa[r][c] = -pa[r][c];
-        }
-        weights.put(pa);
-        __syncthreads();
-        accumulate(dk, weights, tile, columns);
-      }
-      __syncthreads();
-      load_rows(a.rows.x);
-      weights.put(pb);
-      __syncthreads();
-      accumulate(dk, weights, tile, columns);
-      __syncthreads();
-      load_queries(a.q, p.dim);
-      weights.put(ds);
-      __syncthreads();
-      accumulate(dk, weights, tile, columns);
+  for (int64_t head = block.kv_head * p.group(); head < (block.kv_head + 1) * p.group(); ++head) {
+    for (int64_t first = block.query_begin; first < block.query_end; first += C::kOther) {
+      gradients.add_queries(dk, dv, bad, head, first, block_exponent, log2_factor);
     }
   }
 #pragma unroll
   for (int r = 0; r < C::kRows; ++r) {
     const bool any_bad = row_any(bad[r]);
-    const int own = team() + C::kRowTeams * r;
-    if (own >= keys) continue;
+    if (team() + C::kRowTeams * r >= block.keys) continue;
     const PowerOfTwo<T> undo(block_exponent);
-    const auto write = [&](const core::Operand& t, int64_t width, const Accumulator<C, T>& sum) {
-      if (!t) return;
-      const int64_t offset =
-          s.batch * t.stride[0] + (s.start_k + first_key + own) * t.stride[1] + head_kv * t.stride[2];
-      for_columns<C>(width, [&](int c, int i, int column) {
-        store_as(t.data, t.dtype, offset + column * t.stride[3], any_bad ? nan_value<T>() : undo(sum.at[r][c].at[i]));
-      });
-    };
-    write(a.dk, p.dim, dk);
-    write(a.dv, p.value_dim, dv);
+    gradients.write(a.dk, p.dim, dk, r, any_bad, undo);
+    gradients.write(a.dv, p.value_dim, dv, r, any_bad, undo);
   }
 }
 
@@ -216,13 +288,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dkdv_kernel(cons
 
 template <class T>
 Status launch_dkdv(const Arguments<T>& a, cudaStream_t stream) {
-  const core::Problem& p = a.problem;
-  return with_bucket(dim_bucket(p.dim, p.value_dim), [&](auto bucket) {
-    using C = Config<T, bucket.value>;
-    static_assert(C::shared_bytes(2, 1) <= kSharedMemoryLimit);
-    return launch(dkdv_kernel<T, bucket.value>, tile_blocks(p.seqlen_k, C::kOwn, p.heads_kv, p.batch), C::kThreads,
-                  C::shared_bytes(2, 1), stream, "launching the dk and dv kernel", a);
-  });
+  return launch_tiles<2, 1>(a, a.problem.seqlen_k, a.problem.heads_kv, stream, "launching the dk and dv kernel",
+                            [](auto bucket) { return dkdv_kernel<T, bucket.value>; });
 }
 
 template Status launch_dkdv<float>(const Arguments<float>&, cudaStream_t);

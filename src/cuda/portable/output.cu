@@ -1,6 +1,5 @@
 // Last pass of the forward: o = mean_v + (S V - sum(S) mean_v) / omega with S = w ((k - mean_k).x).
-#include "cuda/common/launch.cuh"
-#include "cuda/portable/rows.cuh"
+#include "cuda/portable/launch.cuh"
 
 namespace lla::cuda::portable {
 namespace {
@@ -32,7 +31,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) output_kernel(co
     const Query& q = query[r];
     kind[r] = q.exists ? a.rows.kind[q.row] : static_cast<int32_t>(kEmpty);
     const bool left_to_direct = is_regular(kind[r]) && (solved_directly(a, q) || (a.rescue && kind[r] == kUnfinished));
-    written[r] = q.exists && !left_to_direct && kind[r] != kInvalid;
+    written[r] = q.exists && !left_to_direct && kind[r] != kElsewhere;
     const bool regular = written[r] && is_regular(kind[r]);
     omega[r] = regular ? a.rows.omega[q.row] : T(1);
     max[r] = regular ? a.rows.max[q.row] : T(0);
@@ -91,13 +90,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) output_kernel(co
 
 template <class T>
 Status launch_output(const Arguments<T>& a, cudaStream_t stream) {
-  const core::Problem& p = a.problem;
-  return with_bucket(dim_bucket(p.dim, p.value_dim), [&](auto bucket) {
-    using C = Config<T, bucket.value>;
-    static_assert(C::shared_bytes(2, 1) <= kSharedMemoryLimit);
-    return launch(output_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch), C::kThreads,
-                  C::shared_bytes(2, 1), stream, "launching the output kernel", a);
-  });
+  return launch_tiles<2, 1>(a, a.problem.seqlen_q, a.problem.heads_q, stream, "launching the output kernel",
+                            [](auto bucket) { return output_kernel<T, bucket.value>; });
 }
 
 template Status launch_output<float>(const Arguments<float>&, cudaStream_t);

@@ -4,8 +4,7 @@
 // Where one key has nearly all the weight, its G.v - tau is a difference of equal numbers and tau's own rounding would
 // be all that is left of it. The weighted sum of the differences as computed says by how much tau misses; the later
 // passes subtract that too, so that the differences sum to zero as they must.
-#include "cuda/common/launch.cuh"
-#include "cuda/portable/rows.cuh"
+#include "cuda/portable/launch.cuh"
 
 namespace lla::cuda::portable {
 namespace {
@@ -141,13 +140,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) rhs_kernel(const
 
 template <class T>
 Status launch_rhs(const Arguments<T>& a, cudaStream_t stream) {
-  const core::Problem& p = a.problem;
-  return with_bucket(dim_bucket(p.dim, p.value_dim), [&](auto bucket) {
-    using C = Config<T, bucket.value>;
-    static_assert(C::shared_bytes(2, 1) <= kSharedMemoryLimit);
-    return launch(rhs_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch), C::kThreads,
-                  C::shared_bytes(2, 1), stream, "launching the right-hand-side kernel", a);
-  });
+  return launch_tiles<2, 1>(a, a.problem.seqlen_q, a.problem.heads_q, stream, "launching the right-hand-side kernel",
+                            [](auto bucket) { return rhs_kernel<T, bucket.value>; });
 }
 
 template Status launch_rhs<float>(const Arguments<float>&, cudaStream_t);

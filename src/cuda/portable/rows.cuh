@@ -113,10 +113,10 @@ __device__ __forceinline__ core::Sequence sequence_of(const Arguments<T>& a, int
 // Where key or value j of a sequence lies in t, which is k or v: the one place that knows.
 template <class T>
 __device__ __forceinline__ int64_t key_offset(const Arguments<T>& a, const core::Operand& t, const core::Sequence& s,
-                                              int64_t head_kv, int64_t j) {
+                                              int64_t kv_head, int64_t j) {
   const int64_t outer = a.problem.cache ? a.cache.page(s.batch, j) : s.batch;
   const int64_t inner = a.problem.cache ? a.cache.slot(j) : s.start_k + j;
-  return outer * t.stride[0] + inner * t.stride[1] + head_kv * t.stride[2];
+  return outer * t.stride[0] + inner * t.stride[1] + kv_head * t.stride[2];
 }
 
 // Blocks are numbered with the last queries first: under a causal mask they take longest.
@@ -169,10 +169,10 @@ __device__ Source query_rows(const core::Operand& t, const QueryBlock& b, int64_
   return tensor_rows<T>(t, b.sequence.batch, b.sequence.start_q + b.first, b.head, columns);
 }
 template <class T>
-__device__ Source key_rows(const Arguments<T>& a, const core::Operand& t, const core::Sequence& s, int64_t head_kv,
+__device__ Source key_rows(const Arguments<T>& a, const core::Operand& t, const core::Sequence& s, int64_t kv_head,
                            int64_t columns) {
-  if (a.cache.page_size == 0) return tensor_rows<T>(t, s.batch, s.start_k, head_kv, columns);
-  Source rows = tensor_rows<T>(t, 0, 0, head_kv, columns);
+  if (a.cache.page_size == 0) return tensor_rows<T>(t, s.batch, s.start_k, kv_head, columns);
+  Source rows = tensor_rows<T>(t, 0, 0, kv_head, columns);
   rows.pages = a.cache.table + s.batch * a.cache.table_stride;
   rows.page_size = a.cache.page_size;
   rows.page_stride = t.stride[0];

@@ -1,6 +1,6 @@
 // First pass of forward and backward: what each row sees, its integer maximum, omega and the mean key and value.
-#include "cuda/common/launch.cuh"
-#include "cuda/portable/rows.cuh"
+#include "cuda/portable/decode.hpp"
+#include "cuda/portable/launch.cuh"
 
 namespace lla::cuda::portable {
 namespace {
@@ -47,13 +47,13 @@ template <class C, class T>
 __device__ void write_row(const Arguments<T>& a, const QueryBlock& block, const Query& q, int r,
                           const RowResult<C, T>& result) {
   const core::Problem& p = a.problem;
-  const int64_t head_kv = block.head / p.group();
+  const int64_t kv_head = block.head / p.group();
   // One key: the mean is that key to the last bit, which a quotient of rounded sums is not.
   const auto mean = [&](const core::Operand& t, T sum, int column) {
     if (result.kind == kEmpty) return T(0);
     if (result.kind == kBad) return nan_value<T>();
     if (result.kind == kRegular) return sum / result.omega;
-    return load_as<T>(t.data, t.dtype, key_offset(a, t, block.sequence, head_kv, q.begin) + column * t.stride[3]);
+    return load_as<T>(t.data, t.dtype, key_offset(a, t, block.sequence, kv_head, q.begin) + column * t.stride[3]);
   };
   for_columns<C>(p.value_dim, [&](int c, int e, int column) {
     a.rows.mean_v[q.row * p.value_dim + column] = mean(a.v, result.sum_v->at[r][c].at[e], column);
@@ -121,12 +121,18 @@ __device__ void write_invalid(const Arguments<T>& a, const QueryBlock& block) {
         store_as(a.o.data, a.o.dtype, offset + column * a.o.stride[3], nan_value<T>());
       });
       if (lane() != 0) continue;
-      a.rows.kind[row] = kInvalid;
+      a.rows.kind[row] = kElsewhere;
       if (a.info.iterations) a.info.iterations[row] = -1;
       if (a.info.residual) a.info.residual[row] = -1.0f;
       if (a.info.status) a.info.status[row] = LLA_ROW_INVALID;
     }
   }
+}
+
+// Rows of a sequence that is decoded: later passes leave them alone.
+template <class C, class T>
+__device__ void leave_to_decode(const Arguments<T>& a, const QueryBlock& block) {
+  for (int64_t i = threadIdx.x; i < block.count; i += C::kThreads) a.rows.kind[block.row + i] = kElsewhere;
 }
 
 template <class T, int kDim>
@@ -142,6 +148,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) stats_kernel(con
 
   const core::Problem& p = a.problem;
   const QueryBlock block = query_block(a, blockIdx.x, C::kOwn);
+  if (decodes(p, block.sequence.length_q)) return leave_to_decode<C>(a, block);
   if (p.cache && (!block.sequence.valid || !has_pages<C>(a, block.sequence))) return write_invalid<C>(a, block);
   if (block.count <= 0) return;
   const Source k = key_rows<T>(a, a.k, block.sequence, block.head / p.group(), p.dim);
@@ -226,13 +233,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) stats_kernel(con
 
 template <class T>
 Status launch_stats(const Arguments<T>& a, cudaStream_t stream) {
-  const core::Problem& p = a.problem;
-  return with_bucket(dim_bucket(p.dim, p.value_dim), [&](auto bucket) {
-    using C = Config<T, bucket.value>;
-    static_assert(C::shared_bytes(1, 2) <= kSharedMemoryLimit);
-    return launch(stats_kernel<T, bucket.value>, tile_blocks(p.seqlen_q, C::kOwn, p.heads_q, p.batch), C::kThreads,
-                  C::shared_bytes(1, 2), stream, "launching the statistics kernel", a);
-  });
+  return launch_tiles<1, 2>(a, a.problem.seqlen_q, a.problem.heads_q, stream, "launching the statistics kernel",
+                            [](auto bucket) { return stats_kernel<T, bucket.value>; });
 }
 
 template Status launch_stats<float>(const Arguments<float>&, cudaStream_t);

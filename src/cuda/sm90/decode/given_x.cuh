@@ -44,7 +44,8 @@ struct GivenXWarp {
   float max = -INFINITY, omega = 0, omega_e = 0, centre = 0;
   bool invalid = false;
 
-  __device__ __forceinline__ GivenXWarp(GivenXShared<C>& shared, const Params& params, const Unit& unit, Ring<C, GivenXShared<C>>& own)
+  __device__ __forceinline__ GivenXWarp(GivenXShared<C>& shared, const Params& params, const Unit& unit,
+                                        Ring<C, GivenXShared<C>>& own)
       : s(shared), p(params), u(unit), ring(own) {
 #pragma unroll
     for (int i = 0; i < C::kChunks; ++i) plain[i] = with_e[i] = 0;
@@ -184,7 +185,7 @@ __global__ void __launch_bounds__(kGivenXThreads, 1) given_x_kernel(const __grid
   wait_for_last_kernel();
   let_next_kernel_begin();
   Ring<C, GivenXShared<C>> ring{s, static_cast<int>(threadIdx.x / 32)};
-  Walk walk = find_start(p, blockIdx.x, gridDim.x);
+  Walk walk = find_start(p, blockIdx.x);
   while (walk.left > 0) {
     const Unit u = take(p, walk);
     const int thread = threadIdx.x;

@@ -165,8 +165,8 @@ struct Ring {
 #pragma unroll
         for (int chunk = lane % 4; chunk < C::kChunks; chunk += 4) {
           const bool there = at.x >= 0 && 8 * chunk < width;
-          copy_ahead((which == 0 ? to.keys : to.values) + raw_offset(row, chunk), base + (there ? start + 8 * chunk : 0),
-                     there);
+          copy_ahead((which == 0 ? to.keys : to.values) + raw_offset(row, chunk),
+                     base + (there ? start + 8 * chunk : 0), there);
         }
       }
     }
@@ -188,8 +188,8 @@ struct Ring {
 #pragma unroll 1
         for (int d = lane; d < C::kDim; d += 32) {
           const bool there = at.x >= 0 && d < (which == 0 ? p.dim : p.value_dim);
-          const int64_t element = at.x * operand.stride[0] + at.y * operand.stride[1] + from.key_head * operand.stride[2] +
-                                  d * operand.stride[3];
+          const int64_t element = at.x * operand.stride[0] + at.y * operand.stride[1] +
+                                  from.key_head * operand.stride[2] + d * operand.stride[3];
           *reinterpret_cast<uint16_t*>((which == 0 ? to.keys : to.values) + raw_offset(row, d / 8) + d % 8 * 2) =
               there ? base[element] : 0;
         }

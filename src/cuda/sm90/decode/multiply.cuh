@@ -44,8 +44,8 @@ __device__ __forceinline__ void flush(float4* to, float (&acc)[kCount], bool fir
   }
 }
 
-// What a warpgroup multiplies: values' rows 64 kWarpgroup .. times all keys, and, at head dimension 128, warpgroup 0 the
-// second block of keys' rows, 1 the first.
+// What a warpgroup multiplies: values' rows 64 kWarpgroup .. times all keys, and, at head dimension 128, warpgroup 0
+// the second block of keys' rows, 1 the first.
 template <class C, int kWarpgroup>
 struct Accumulators {
   static constexpr int kKeyBlock = C::kDim == 64 ? 0 : 1 - kWarpgroup;

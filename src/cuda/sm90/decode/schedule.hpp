@@ -2,10 +2,13 @@
 //
 // The rows of all decoded sequences, one after the other, each as long as its keys take granules, make one line; every
 // block takes the same share of it. A block works on units: the parts of its share that lie in one row. Unit (row,
-// block) has partial row + block: walking along the line either the row or the block goes up, so no two units share one.
+// block) has partial row + block: walking along the line either the row or the block goes up, so no two units share
+// one.
 #pragma once
 
 #include <cstdint>
+
+#include "cuda/tensor/cache_parts.hpp"
 
 namespace lla::cuda::sm90::decode {
 
@@ -20,6 +23,7 @@ struct Shape {
   int32_t most_rows;    // a sequence with more rows per key head is left to the forward
   // The part of the rows this launch works on, counted over all decoded sequences.
   int32_t first_row, row_count;
+  int32_t wave;  // blocks that run at a time
 };
 
 // Tiles begin at multiples of this, so that no copy of several keys leaves its page.
@@ -70,7 +74,7 @@ constexpr Sequence sequence_at(const Shape& p, int32_t b, int32_t claimed) {
   }
   if (s.invalid) s.length = 0;
   s.first = first < 0 ? 0 : first < s.length ? first : s.length;
-  if (s.length_q == 0 || int64_t{s.length_q} * p.group > p.most_rows) return s;
+  if (s.length_q == 0 || !decodes(s.length_q, p.group, p.most_rows)) return s;
   s.rows = s.length_q * p.heads_q;
   const Keys a = keys_of(p, s, 0), z = keys_of(p, s, s.length_q - 1);
   const int32_t keys_a = a.end - aligned(a.begin), keys_z = z.end - aligned(z.begin);
@@ -110,6 +114,15 @@ constexpr int working_blocks(int64_t granules, int64_t rows, int blocks) {
   const int64_t even = rows < blocks ? blocks / rows * rows : (rows + each - 1) / each;
   return granules / even <= granules / blocks + 4 ? static_cast<int>(even) : blocks;
 }
+// Blocks for the live rows of a launch: one that goes along its share for each multiprocessor. Rows that share keys run
+// at the same time, each in a block of its own, so that the keys come from memory once and from L2 for the others.
+constexpr int blocks_for(const Shape& p, int64_t granules, int64_t live, bool sharing) {
+  const int64_t waves = sharing && live > p.wave ? (live + p.wave - 1) / p.wave : 1;
+  return working_blocks(granules, live, static_cast<int>(waves * p.wave));
+}
+constexpr bool shares_keys(const Shape& p, const Sequence& s) {
+  return s.rows > 0 && int64_t{s.length_q} * p.group > 1;
+}
 constexpr int64_t share_begin(int64_t granules, int block, int blocks) { return granules * block / blocks; }
 
 // What a block has yet to do.
@@ -125,13 +138,13 @@ struct Walk {
 struct Unit {
   int32_t batch, head, index;  // query head, query of the sequence
   int32_t key_head;
-  int32_t position;            // of the query in q
-  int32_t local;               // row of this launch
-  Keys row, keys;              // all of the row, and those of this unit
-  Keys sequence;               // what any row of the sequence sees
-  int32_t start;               // of the part's first tile, at or before its first key
-  bool first, last;            // part of the row
-  bool invalid;                // the sequence is not usable
+  int32_t position;  // of the query in q
+  int32_t local;     // row of this launch
+  Keys row, keys;    // all of the row, and those of this unit
+  Keys sequence;     // what any row of the sequence sees
+  int32_t start;     // of the part's first tile, at or before its first key
+  bool first, last;  // part of the row
+  bool invalid;      // the sequence is not usable
 };
 
 // The next unit; moves on. Only where something is left.

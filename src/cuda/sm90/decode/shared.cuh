@@ -10,9 +10,10 @@
 
 namespace lla::cuda::sm90::decode {
 
-inline constexpr int kTileKeys = 64;         // of a stage, made by a warpgroup of converters
-inline constexpr int kWarpKeys = 16;         // of a warp
-inline constexpr int kRestart = 16;          // tiles after which accumulators start anew: 1,024 keys
+inline constexpr int kTileKeys = 64;  // of a stage, made by a warpgroup of converters
+inline constexpr int kWarpKeys = 16;  // of a warp
+inline constexpr int kRestart = 16;   // tiles after which accumulators start anew: 1,024 keys
+
 // kSmallPages: rows come one by one (load.cuh).
 template <int kDim_, bool kBf16_, bool kSmallPages_>
 struct Config {

@@ -11,7 +11,7 @@ __device__ __forceinline__ void convert(Shared<C>& s, const Params& p, int threa
   Converter<C> c(s, p, thread);
   Ring<C, Shared<C>> ring{s, c.warp};
   if (c.warp == 0) {
-    const Walk start = find_start(p, blockIdx.x, gridDim.x);
+    const Walk start = find_start(p, blockIdx.x);
     if (c.lane == 0) s.walk = start;
   }
   uint32_t tiles_done = 0, fills = 0, attempts = 0;

@@ -22,11 +22,7 @@ struct UnitRun {
   bool invalid = false;
 
   __device__ __forceinline__ UnitRun(Converter<C>& converter, Ring<C, Shared<C>>& warp_ring, const Unit& unit)
-      : c(converter),
-        s(converter.s),
-        p(converter.p),
-        u(unit),
-        ring(warp_ring) {}
+      : c(converter), s(converter.s), p(converter.p), u(unit), ring(warp_ring) {}
 
   // Largest over all converting warps of what each warp brings.
   __device__ __forceinline__ float over_warps(float (&parts)[C::kWarps], float mine) {
