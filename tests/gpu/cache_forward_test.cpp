@@ -206,6 +206,19 @@ TEST_P(GpuCacheForward, WhatBreaksABoundHarmsNobodyElse) {
   }
 }
 
+// Pages that some rows of a decoder see and others do not: the last, of keys 304 and 305, which the first two of four
+// queries do not see, and with a window of 288 keys the first, whose last key is the first query's first.
+TEST_P(GpuCacheForward, APageThatIsMissingIsTheWholeSequences) {
+  for (const RidgeShape ridge : {RidgeShape::token, RidgeShape::none}) {
+    CacheSpec spec = mixed(64, {{4, 100}, {4, 306}, {1, 150}}, 16);
+    spec.ridge = ridge;
+    expect_invalid(spec, 1, [](lla_forward_args& a) { write_int(a.page_table, a.page_table.size[1] + 19, -1); });
+    spec.options.window_left = 287;
+    expect_invalid(spec, 1, [](lla_forward_args& a) { write_int(a.page_table, a.page_table.size[1], 1 << 30); });
+    if (HasFailure() || IsSkipped()) return;
+  }
+}
+
 // Keys of sequences with many rows: 300 + 700 + 160. Decoders do not count.
 TEST_P(GpuCacheForward, BoundOfAllKeys) {
   CacheSpec spec = mixed(64, {{50, 300}, {1, 700}, {60, 700}, {40, 160}});
