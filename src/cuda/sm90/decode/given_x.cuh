@@ -20,17 +20,17 @@ struct GivenXConfig {
   static constexpr bool kBf16 = kBf16_, kSmallPages = kSmallPages_;
   static constexpr int kChunks = kDim / 8;
   static constexpr int kRawBytes = kWarpKeys * kDim * 2;
-  static constexpr int kKeySlots = kDim == 128 ? 3 : 6, kValueSlots = kKeySlots;
+  static constexpr int kRawSlots = kDim == 128 ? 3 : 6;
 };
 
 template <class C>
 struct GivenXShared {
-  alignas(1024) unsigned char raw_keys[kGivenXWarps][C::kKeySlots][C::kRawBytes];
-  alignas(1024) unsigned char raw_values[kGivenXWarps][C::kValueSlots][C::kRawBytes];
+  alignas(1024) unsigned char raw_keys[kGivenXWarps][C::kRawSlots][C::kRawBytes];
+  alignas(1024) unsigned char raw_values[kGivenXWarps][C::kRawSlots][C::kRawBytes];
   float2 query_x[C::kDim];
   float sums[kGivenXWarps][2 * C::kDim];
   GivenXHead heads[kGivenXWarps];
-  Barrier loaded[kGivenXWarps][C::kKeySlots];
+  Barrier loaded[kGivenXWarps][C::kRawSlots];
 };
 
 template <class C>
@@ -126,13 +126,13 @@ struct GivenXWarp {
   __device__ __forceinline__ void stream() {
     if (u.first) invalid |= others_miss_a_page(p.cache, u, threadIdx.x, kGivenXThreads);
 #pragma unroll 1
-    for (int n = 0; n < C::kKeySlots; ++n) ask(n);
+    for (int n = 0; n < C::kRawSlots; ++n) ask(n);
 #pragma unroll 1
     for (int n = 0; first_of(n) < u.keys.end; ++n) {
       const uint32_t seen = seen_of(u.keys, first_of(n));
       tile(ring.take(seen), seen);
       __syncwarp();
-      ask(n + C::kKeySlots);
+      ask(n + C::kRawSlots);
     }
   }
 
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kGivenXThreads, 1) given_x_kernel(const __grid
   extern __shared__ __align__(1024) unsigned char memory[];
   GivenXShared<C>& s = *reinterpret_cast<GivenXShared<C>*>(memory);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kGivenXWarps * C::kKeySlots; ++i) s.loaded[0][i].init(1);
+    for (int i = 0; i < kGivenXWarps * C::kRawSlots; ++i) s.loaded[0][i].init(1);
     barrier_init_fence();
   }
   __syncthreads();

@@ -84,9 +84,9 @@ struct Ring {
   const int warp;
   uint32_t asked = 0, taken = 0;
 
-  __device__ __forceinline__ Barrier& barrier(uint32_t n) const { return s.loaded[warp][n % C::kKeySlots]; }
+  __device__ __forceinline__ Barrier& barrier(uint32_t n) const { return s.loaded[warp][n % C::kRawSlots]; }
   __device__ __forceinline__ RawTile tile(uint32_t n) const {
-    return {s.raw_keys[warp][n % C::kKeySlots], s.raw_values[warp][n % C::kValueSlots]};
+    return {s.raw_keys[warp][n % C::kRawSlots], s.raw_values[warp][n % C::kRawSlots]};
   }
 
   // Starts the copies of keys [first, first + 16) that `keys` includes.
@@ -207,7 +207,7 @@ struct Ring {
   // The oldest tile asked for, once it is there. Rows that are not in `seen` are zeros.
   __device__ __forceinline__ RawTile take(uint32_t seen) {
     const RawTile here = tile(taken);
-    barrier(taken).wait((taken / C::kKeySlots) & 1);
+    barrier(taken).wait((taken / C::kRawSlots) & 1);
     ++taken;
     if (seen != 0xffffu) clear(here, seen);
     __syncwarp();

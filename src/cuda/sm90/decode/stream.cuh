@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) stream_kernel(const __grid_con
       s.empty[i].init(4 * C::kMultipliers * kWarpArrivals);
     }
     s.finished.init(4 * C::kMultipliers * kWarpArrivals);
-    for (int i = 0; i < C::kWarps * C::kKeySlots; ++i) s.loaded[0][i].init(1);
+    for (int i = 0; i < C::kWarps * C::kRawSlots; ++i) s.loaded[0][i].init(1);
     barrier_init_fence();
   }
   __syncthreads();
@@ -58,21 +58,19 @@ __global__ void __launch_bounds__(C::kThreads, 1) stream_kernel(const __grid_con
   const int warpgroup = threadIdx.x / 128;
   if constexpr (C::kMultipliers == 2) {
     if (warpgroup == 0) {
-      take_registers<152>();
+      take_registers<136>();
       multiply<C, 0>(s, p);
     } else if (warpgroup == 1) {
-      take_registers<184>();
+      take_registers<168>();
       multiply<C, 1>(s, p);
     } else {
-      give_registers<88>();
+      give_registers<104>();
       convert<C>(s, p, threadIdx.x - 256);
     }
   } else {
     if (warpgroup == 0) {
-      take_registers<128>();
       multiply<C, 0>(s, p);
     } else {
-      give_registers<88>();
       convert<C>(s, p, threadIdx.x - 128);
     }
   }
