@@ -25,8 +25,7 @@ struct GivenXConfig {
 
 template <class C>
 struct GivenXShared {
-  alignas(1024) unsigned char raw_keys[kGivenXWarps][C::kRawSlots][C::kRawBytes];
-  alignas(1024) unsigned char raw_values[kGivenXWarps][C::kRawSlots][C::kRawBytes];
+  alignas(1024) unsigned char raw[kGivenXWarps][C::kRawSlots][2][C::kRawBytes];
   float2 query_x[C::kDim];
   float sums[kGivenXWarps][2 * C::kDim];
   GivenXHead heads[kGivenXWarps];

@@ -86,7 +86,8 @@ struct Ring {
 
   __device__ __forceinline__ Barrier& barrier(uint32_t n) const { return s.loaded[warp][n % C::kRawSlots]; }
   __device__ __forceinline__ RawTile tile(uint32_t n) const {
-    return {s.raw_keys[warp][n % C::kRawSlots], s.raw_values[warp][n % C::kRawSlots]};
+    unsigned char* const keys = s.raw[warp][n % C::kRawSlots][0];
+    return {keys, keys + C::kRawBytes};
   }
 
   // Starts the copies of keys [first, first + 16) that `keys` includes.

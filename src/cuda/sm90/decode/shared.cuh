@@ -43,8 +43,7 @@ struct TileHead {
 template <class C>
 struct Shared {
   alignas(1024) unsigned char stage[C::kConverterWarpgroups][C::kStageBytes];
-  alignas(1024) unsigned char raw_keys[C::kWarps][C::kRawSlots][C::kRawBytes];
-  alignas(1024) unsigned char raw_values[C::kWarps][C::kRawSlots][C::kRawBytes];
+  alignas(1024) unsigned char raw[C::kWarps][C::kRawSlots][2][C::kRawBytes];
   alignas(16) unsigned char heaviest[C::kWarps][2][C::kDim * 2];
   float2 query_centre[C::kDim];  // query in logit units, scaled reference key
   float centre[C::kDim];
@@ -53,7 +52,7 @@ struct Shared {
   float more_parts[C::kWarps];
   float heaviest_logit[C::kWarps];
   int32_t warp_max[C::kWarps];
-  Unit unit[2];  // this one, and the next
+  Unit unit;
   Walk walk;
   int32_t overflow;  // products too large for fp16 operands
   TileHead head[C::kConverterWarpgroups];

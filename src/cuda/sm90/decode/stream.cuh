@@ -15,21 +15,18 @@ __device__ __forceinline__ void convert(Shared<C>& s, const Params& p, int threa
     if (c.lane == 0) s.walk = start;
   }
   uint32_t tiles_done = 0, fills = 0, attempts = 0;
-  const auto take_next = [&](Unit& unit) {
-    if (thread != 0) return;
-    unit.local = -1;
-    if (s.walk.left > 0) {
-      unit = take(p, s.walk);
-      record_row(p, unit, blockIdx.x);
+  for (;;) {
+    if (thread == 0) {
+      s.unit.local = -1;
+      if (s.walk.left > 0) {
+        s.unit = take(p, s.walk);
+        record_row(p, s.unit, blockIdx.x);
+      }
     }
-  };
-  take_next(s.unit[0]);
-  for (int n = 0;; ++n) {
     converters_sync<C>();
-    const Unit& unit = s.unit[n % 2];
-    if (unit.local < 0) break;
-    run_unit<C>(c, ring, unit, unit.local + static_cast<int>(blockIdx.x), tiles_done, fills, attempts,
-                [&] { take_next(s.unit[(n + 1) % 2]); });
+    if (s.unit.local < 0) break;
+    run_unit<C>(c, ring, s.unit, s.unit.local + static_cast<int>(blockIdx.x), tiles_done, fills, attempts);
+    converters_sync<C>();
   }
   if (static_cast<uint32_t>(c.warpgroup) == tiles_done % C::kConverterWarpgroups) {
     s.empty[c.warpgroup].wait((fills & 1) ^ 1);

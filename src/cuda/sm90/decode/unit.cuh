@@ -264,11 +264,9 @@ struct UnitRun {
 };
 
 // One unit from start to end. `tiles_done` and `fills` as in stream; `attempts` counts all of the block.
-// `meanwhile` is called while the first keys are on their way.
-template <class C, class Meanwhile>
+template <class C>
 __device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C, Shared<C>>& ring, const Unit& u, int partial,
-                                         uint32_t& tiles_done, uint32_t& fills, uint32_t& attempts,
-                                         const Meanwhile& meanwhile) {
+                                         uint32_t& tiles_done, uint32_t& fills, uint32_t& attempts) {
   Shared<C>& s = c.s;
   const Params& p = c.p;
   UnitRun<C> run(c, ring, u);
@@ -278,7 +276,6 @@ __device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C, Shared<C>>& ri
   run.ask(run.first_tile(tiles_done));
   if (u.first) run.invalid |= others_miss_a_page(p.cache, u, thread, C::kConverters);
   if (thread < C::kDim) s.query_centre[thread].x = query_element<C>(p, u, thread) * p.half_scale;
-  meanwhile();
   converters_sync<C>();
   run.reference(seen_of(u.row, first));
 #pragma unroll 1
