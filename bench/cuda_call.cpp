@@ -42,24 +42,18 @@ std::vector<double> repeat_heads(const std::vector<double>& made, int64_t distin
 
 }  // namespace
 
-DeviceArray::DeviceArray(size_t bytes) : bytes_(bytes) {
-  void* memory = nullptr;
-  require_cuda(cudaMalloc(&memory, std::max<size_t>(bytes, 1)), "allocating memory");
-  memory_.reset(memory);
-}
+DeviceArray::DeviceArray(size_t bytes) : memory_(std::in_place, core::Device::cuda, bytes) {}
 
 DeviceArray::DeviceArray(DType dtype, const std::vector<double>& values)
     : DeviceArray(values.size() * static_cast<size_t>(core::size_of(dtype))) {
-  std::vector<std::byte> host(bytes_);
+  std::vector<std::byte> host(bytes());
   for (size_t i = 0; i < values.size(); ++i) core::store(host.data(), dtype, static_cast<int64_t>(i), values[i]);
-  require_cuda(cudaMemcpy(data(), host.data(), bytes_, cudaMemcpyHostToDevice), "copying to the device");
+  memory_->upload(host.data());
 }
 
-void DeviceArray::Free::operator()(void* p) const { cudaFree(p); }
-
 std::vector<std::byte> DeviceArray::copy() const {
-  std::vector<std::byte> host(bytes_);
-  require_cuda(cudaMemcpy(host.data(), data(), bytes_, cudaMemcpyDeviceToHost), "copying from the device");
+  std::vector<std::byte> host(bytes());
+  if (memory_) memory_->download(host.data());
   return host;
 }
 
@@ -73,7 +67,9 @@ std::vector<double> DeviceArray::values(DType dtype, int64_t elements) const {
   return out;
 }
 
-void DeviceArray::poison() { require_cuda(cudaMemset(data(), 0xFF, bytes_), "filling memory"); }
+void DeviceArray::poison() {
+  if (memory_) memory_->fill(0xFF);
+}
 
 CudaInputs make_cuda_inputs(const CudaCase& c) {
   const int64_t most = c.trained ? static_cast<int64_t>(c.trained->size()) : kDistinctHeads;

@@ -198,7 +198,7 @@ CacheSpec make_cache_case(Dice& dice) {
   s.heads_kv = dice.between(1, 3);
   s.heads_q = s.heads_kv * dice.between(1, 5);
   s.packed = dice.one_in(2);
-  const int64_t longest = dice.one_in(8) ? 3000 : 200, rows = dice.one_in(3) ? 1 : dice.between(1, 40);
+  const int64_t longest = dice.one_in(8) ? 3000 : 200, rows = dice.one_in(3) ? 1 : dice.between(1, 100);
   s.sequences.clear();
   for (int64_t b = dice.between(1, 5); b > 0; --b) {
     CachedSequence q;
@@ -218,6 +218,10 @@ CacheSpec make_cache_case(Dice& dice) {
       static_cast<int32_t>(dice.pick({LLA_SOLVER_AUTO, LLA_SOLVER_AUTO, LLA_SOLVER_CG, LLA_SOLVER_DIRECT}));
   s.options.tolerance = tight_tolerance(s.dtype);
   s.options.max_iterations = static_cast<int32_t>(20 * s.dim + 200);
+  if (dice.one_in(3)) {
+    for (const CachedSequence& q : s.sequences) s.max_total_k += q.keys;
+  }
+  if (dice.one_in(2)) s.dim = (s.dim + 7) / 8 * 8, s.value_dim = (s.value_dim + 7) / 8 * 8;  // what tensor cores take
   return s;
 }
 

@@ -84,7 +84,7 @@ TEST(Schedule, BundlesOfHeads) {
 
 TEST(Schedule, PackedSequences) {
   Shape s = make_shape(4, 2, 200, 200, -1, 0);
-  s.packed = 1, s.total_q = 330, s.total_k = 330;
+  s.packed = 1, s.spans = kPackedSpans, s.total_q = 330, s.total_k = 330;
   const int32_t cu[] = {0, 0, 200, 201, 330};  // the first is empty
   int rows = 0;
   for (int64_t i = 0; i < s.items(); ++i) {

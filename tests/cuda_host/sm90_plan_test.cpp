@@ -34,7 +34,8 @@ TEST(Sm90Plan, DecidesWhenRowsStop) {
   const SolveLimits forward = solve_limits(p);
   EXPECT_EQ(forward.tolerance, 1e-3);
   EXPECT_EQ(forward.few_keys_tolerance, 1e-3);
-  EXPECT_EQ(forward.two_part_passes, 32);
+  EXPECT_EQ(forward.two_part_passes, 0);
+  EXPECT_EQ(forward.share, 3e-3);
   EXPECT_EQ(forward.sum_error, 0.25e-3);
   p.operation = core::Operation::backward;
   const SolveLimits backward = solve_limits(p);
@@ -117,12 +118,66 @@ TEST(Sm90Plan, DecodesOverCaches) {
   EXPECT_LE(plan(over_cache(4096, 8, 1, 1024, 128), kH200).workspace_bytes, size_t{65} << 20);
 }
 
-TEST(Sm90Plan, RefusesOverCaches) {
-  EXPECT_NE(refuse(over_cache(1, 8, 33, 1000, 128), kH200).find("32 rows"), std::string::npos);
-  core::Problem p = over_cache(1, 8, 9, 1000, 128);
+std::string noted(const core::Problem& p, const char* key) {
+  for (const auto& [name, text] : notes(p, kH200, plan(p, kH200))) {
+    if (name == key) return text;
+  }
+  return {};
+}
+
+// Sequences with few rows decode, those with many take the forward; where the host knows of one kind alone there is
+// one part.
+TEST(Sm90Plan, PartsOfACacheCall) {
+  core::Problem p = over_cache(32, 8, 33, 16384, 128);
+  EXPECT_EQ(refuse(p, kH200), "");
+  EXPECT_EQ(plan(p, kH200).solver, Solver::cg);
+  EXPECT_NE(noted(p, "parts").find("all"), std::string::npos);
+  EXPECT_EQ(most_own_keys(p), 32 * 16384);
+  p.total_k = 100000;
+  EXPECT_EQ(most_own_keys(p), 100000);
+  EXPECT_LE(own_positions(p), 100000 + 34 * kPrepassRows);
+  p.batch_invariant = true;
+  EXPECT_EQ(refuse(p, kH200), "") << "the forward over a cache is so anyway";
+
+  p = over_cache(32, 8, 512, 16384, 128);
+  p.packed = true;
+  p.total_q = 31 + 512;
+  EXPECT_EQ(refuse(p, kH200), "");
+  const core::Plan planned = plan(p, kH200);
+  EXPECT_EQ(planned.solver, Solver::automatic);
+  EXPECT_EQ(planned.workers, 132);
+  EXPECT_NE(noted(p, "parts").find("both"), std::string::npos);
+  EXPECT_EQ(most_forward_sequences(p), (31 + 512) / 33) << "no more can have so many rows";
+  EXPECT_EQ(most_own_keys(p), (31 + 512) / 33 * 16384);
+  EXPECT_EQ(most_decoded_rows(p), (31 + 512) * 8);
+  p.solver = Solver::cg;
+  EXPECT_NE(refuse(p, kH200).find("directly"), std::string::npos);
+  p.solver = Solver::direct;
+  EXPECT_NE(refuse(p, kH200).find("conjugate gradients"), std::string::npos);
+
+  p = over_cache(1, 8, 9, 1000, 128);
   p.heads_kv = 2;  // nine queries of four heads each
-  EXPECT_NE(refuse(p, kH200).find("36"), std::string::npos);
-  p = over_cache(1, 8, 1, 1000, 128);
+  EXPECT_FALSE(has_decode_part(p));
+  p.seqlen_q = 8;
+  EXPECT_FALSE(has_forward_part(p));
+  p.packed = true;
+  EXPECT_FALSE(has_forward_part(p)) << "no sequence may have more";
+}
+
+TEST(Sm90Plan, BatchInvariantWhereItHolds) {
+  core::Problem p = problem(3, 4, 300, 64);
+  p.batch_invariant = true;
+  EXPECT_EQ(refuse(p, kH200), "");
+  EXPECT_FALSE(has_own_spans(p)) << "dense sequences have statistics of their own";
+  p.packed = true;
+  EXPECT_TRUE(has_own_spans(p));
+  EXPECT_EQ(refuse(p, kH200), "");
+  p.operation = core::Operation::backward;
+  EXPECT_NE(refuse(p, kH200).find("batch_invariant"), std::string::npos);
+}
+
+TEST(Sm90Plan, RefusesOverCaches) {
+  core::Problem p = over_cache(1, 8, 1, 1000, 128);
   p.solver = Solver::cg;
   EXPECT_NE(refuse(p, kH200).find("directly"), std::string::npos);
   p = over_cache(1, 8, 1, 1000, 128);

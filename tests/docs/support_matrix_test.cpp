@@ -52,11 +52,11 @@ const Feature kFeatures[] = {
        p.cache = true;
        p.page_size = 16;
      }},
-    {"... with up to 32 new rows per key head",
+    {"... decoders and prompts in one call",
      [](Problem& p) {
-       p.cache = true;
+       p.cache = p.packed = true;
        p.page_size = 16;
-       p.seqlen_q = p.total_q = 1;
+       p.batch = 3;
      }},
     {"options.batch_invariant", [](Problem& p) { p.batch_invariant = true; }},
 };

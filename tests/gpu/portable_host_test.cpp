@@ -6,6 +6,7 @@
 
 #include "cuda/common/device.hpp"
 #include "cuda/portable/config.hpp"
+#include "cuda/portable/decode.hpp"
 #include "cuda/portable/layout.hpp"
 #include "cuda/portable/portable.hpp"
 
@@ -166,6 +167,53 @@ TEST(PortableHost, TilesFitInSharedMemory) {
   check(Config<double, 256>{});
   for (int64_t dim = 1; dim <= kLargestDim; ++dim) {
     EXPECT_LE(static_cast<int64_t>(DirectConfig::shared_bytes(dim)), kSharedMemoryLimit) << dim;
+  }
+}
+
+// Sequences with few rows over a cache: who takes them, how their keys are cut, and what that needs.
+TEST(PortableHost, DecodesSequencesWithFewRows) {
+  core::Problem p = problem(64, DType::f32, core::Operation::forward);
+  EXPECT_FALSE(has_decoded_rows(p));
+  EXPECT_EQ(DecodeLayout(p).bytes, 0);
+  p.cache = true;
+  p.seqlen_k = 65536;
+  EXPECT_FALSE(has_decoded_rows(p)) << "333 queries each, of two heads";
+  p.packed = true;
+  EXPECT_TRUE(has_decoded_rows(p) && has_block_rows(p));
+  EXPECT_TRUE(decodes(p, 16));
+  EXPECT_FALSE(decodes(p, 17));
+  EXPECT_EQ(DecodeLayout(p).rows, 2 * 4 * 16);
+  p.seqlen_q = 16;
+  EXPECT_FALSE(has_block_rows(p));
+  EXPECT_TRUE(decodes(p, 400)) << "which is invalid, and has nobody else to say so";
+  p.solver = Solver::cg;
+  EXPECT_FALSE(has_decoded_rows(p));
+  EXPECT_TRUE(has_block_rows(p));
+  p.solver = Solver::automatic;
+  EXPECT_NE(core::Plan(implementation.plan(p, core::h200())).workspace_bytes, 0u);
+}
+
+TEST(PortableHost, SpansCoverTheKeys) {
+  for (int64_t keys = 0; keys < 300000; keys += keys < 3000 ? 1 : 997) {
+    const int64_t spans = KeySpans::count(keys), each = KeySpans::keys_of_each(keys);
+    EXPECT_LE(spans, KeySpans::kMost);
+    EXPECT_GE(spans * each, keys);
+    EXPECT_EQ(each % DirectConfig::kKeys, 0);
+  }
+  for (const int64_t dim : {1, 64, 128, 256}) {
+    for (const core::RidgeShape ridge : {core::RidgeShape::scalar, core::RidgeShape::none}) {
+      core::Problem p = problem(dim, DType::bf16, core::Operation::forward, ridge);
+      p.value_dim = std::min<int64_t>(p.value_dim, kLargestDim);
+      p.cache = true;
+      p.batch = 512, p.seqlen_q = 1, p.seqlen_k = 1 << 20;
+      const DecodeLayout layout(p);
+      EXPECT_EQ(layout.rows, 512 * 4);
+      EXPECT_LE(layout.bytes, int64_t{64} << 20) << dim;
+      EXPECT_GE(layout.rows_at_once, 1);
+      // What the kernels keep of a row in shared memory, beside a matrix.
+      EXPECT_LE((20 * (DirectConfig::padded(dim) + 4) + DirectConfig::kKeys) * 8,
+                static_cast<int64_t>(DirectConfig::vector_bytes(dim)));
+    }
   }
 }
 

@@ -202,7 +202,7 @@ std::vector<Inputs> make_cache_inputs(const CacheSpec& spec, data::Kind kind, do
 }
 
 CacheForward run_cache(const CacheSpec& spec, const std::vector<Inputs>& inputs, const std::string& implementation,
-                       CacheEdit edit) {
+                       CacheEdit edit, CacheIssue issue) {
   SCOPED_TRACE(implementation + " cache: " + spec.text());
   Memory& m = memory_of(implementation);
   const CacheTensors tensors(spec, inputs, m);
@@ -224,7 +224,7 @@ CacheForward run_cache(const CacheSpec& spec, const std::vector<Inputs>& inputs,
     const GuardedBuffer workspace(m, sizes.workspace_bytes);
     args.workspace = workspace.data();
     args.workspace_bytes = sizes.workspace_bytes;
-    result.status = lla_forward(&args);
+    result.status = issue(&args);
     m.synchronize();
     EXPECT_TRUE(workspace.guards_intact()) << "written outside the workspace";
   }
@@ -262,21 +262,29 @@ CacheForward cache_oracle(const CacheSpec& spec, const std::vector<Inputs>& inpu
 bool takes_cache(const std::string& implementation, const CacheSpec& spec) {
   const int device = memory_of(implementation).cuda_device();
   const auto batch = static_cast<int64_t>(spec.sequences.size());
-  int64_t queries = 1;  // of the sequence that has most
-  for (const CachedSequence& s : spec.sequences) queries = std::max(queries, s.rows);
+  int64_t queries = 1, total = 0;  // of the sequence that has most, and of all
+  for (const CachedSequence& s : spec.sequences) queries = std::max(queries, s.rows), total += s.rows;
+  const auto rows = [&](int64_t channels) -> std::vector<int64_t> {
+    if (spec.packed) return {total, spec.heads_q, channels};
+    return {batch, queries, spec.heads_q, channels};
+  };
   ForwardArgs args;
   args.options = spec.options;
   args.options.implementation = implementation.c_str();
-  args.q = described(spec.dtype, {batch, queries, spec.heads_q, spec.dim}, spec.layout, device);
+  args.q = described(spec.dtype, rows(spec.dim), spec.layout, device);
   args.k = described(spec.dtype, {batch, 64, spec.heads_kv, spec.dim}, spec.layout, device);
   args.v = described(spec.dtype, {batch, 64, spec.heads_kv, spec.value_dim}, spec.layout, device);
-  args.o = described(spec.output(), {batch, queries, spec.heads_q, spec.value_dim}, spec.layout, device);
+  args.o = described(spec.output(), rows(spec.value_dim), spec.layout, device);
   if (spec.ridge == RidgeShape::none) {
     args.x = args.q;
   } else {
     args.ridge = described(spec.dtype == DType::f64 ? DType::f64 : DType::f32, {}, Layout::dense, device);
   }
   args.seqlens_k = described(DType::i32, {batch}, Layout::dense, device);
+  if (spec.packed) {
+    args.cu_seqlens_q = described(DType::i32, {batch + 1}, Layout::dense, device);
+    args.max_seqlen_q = queries;
+  }
   ForwardSizes sizes;
   const Status status = query(args, sizes);
   EXPECT_TRUE(status || status.code() == LLA_UNSUPPORTED) << status.message();

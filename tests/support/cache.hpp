@@ -52,8 +52,11 @@ struct CacheForward {
 // What tests change between the checked arguments and the call.
 using CacheEdit = void (*)(lla_forward_args&);
 
+// How the call is issued: once, or captured and replayed.
+using CacheIssue = lla_status (*)(const lla_forward_args*);
+
 CacheForward run_cache(const CacheSpec& spec, const std::vector<Inputs>& inputs, const std::string& implementation,
-                       CacheEdit edit = nullptr);
+                       CacheEdit edit = nullptr, CacheIssue issue = lla_forward);
 // Each sequence alone, in fp64.
 CacheForward cache_oracle(const CacheSpec& spec, const std::vector<Inputs>& inputs);
 

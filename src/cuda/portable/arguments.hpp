@@ -14,7 +14,7 @@ enum RowKind : int32_t {
   kEmpty = 2,       // sees no key
   kSingle = 3,      // sees one key: o = v, whatever x is
   kBad = 4,         // a value that is not finite, or an illegal ridge
-  kInvalid = 5      // of a sequence whose lengths or pages are out of bounds: its output is written already
+  kElsewhere = 5    // its output is written elsewhere: the sequence is decoded, or out of bounds and NaN already
 };
 
 // Row arrays are indexed by core::row_index; vectors of a row are contiguous.
@@ -75,6 +75,8 @@ template <class T>
 Status launch_dq(const Arguments<T>&, cudaStream_t);
 template <class T>
 Status launch_dkdv(const Arguments<T>&, cudaStream_t);
+// Of the sequences with few rows over a cache; whatever the arithmetic of the others, in double.
+Status launch_decode(const Arguments<double>&, void* workspace, cudaStream_t);
 template <class T>
 Status launch_dridge(const Arguments<T>&, cudaStream_t);
 

@@ -158,27 +158,12 @@ __device__ double form(const Row<T>& row) {
   const int d = threadIdx.x;
   if (d < row.dim) row.mean[d] = sum / omega;
   __syncthreads();
-  if (d < row.dim) {
-    constexpr double kEpsilon = std::numeric_limits<double>::epsilon();
-    const bool removed = d >= p.dim || removes(ridge(d));
-    const double rhs = a.grad_o ? sum_gamma_k / omega - sum_gamma / omega * row.mean[d]
-                                : row.query_at[d] - row.centre[d] - row.mean[d];
-    // Rounding: of the elimination, which is relative to the sums A started from, and of the mean key.
-    const double mean_error = static_cast<double>(row.query.keys()) * kEpsilon * (row.centre[d] + row.mean[d]);
-    const double start = row.matrix.at(d, d) / omega + (removed ? 1 : ridge(d));
-    row.smallest[d] = fmax(row.dim * kEpsilon * start, mean_error * mean_error);
-    row.matrix.at(row.dim, d) = removed ? 0 : rhs;
-  }
-  __syncthreads();
-  for (int i = threadIdx.x / 32; i < row.dim; i += kWarps) {
-    const bool row_removed = i >= p.dim || removes(ridge(i));
-    for (int j = threadIdx.x % 32; j <= i; j += 32) {
-      double& entry = row.matrix.at(i, j);
-      const bool removed = row_removed || removes(ridge(j));
-      const double covariance = entry / omega - row.mean[i] * row.mean[j];
-      entry = removed ? (i == j ? 1 : 0) : covariance + (i == j ? ridge(i) : 0);
-    }
-  }
+  const auto rhs = [&](int) {  // of column threadIdx.x
+    return a.grad_o ? sum_gamma_k / omega - sum_gamma / omega * row.mean[d]
+                    : row.query_at[d] - row.centre[d] - row.mean[d];
+  };
+  finish_matrix(row.matrix, {static_cast<int>(p.dim), row.dim, omega, row.query.keys()}, row.centre, row.mean,
+                row.smallest, ridge, rhs);
   return omega;
 }
 

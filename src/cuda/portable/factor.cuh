@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/portable/config.hpp"
+#include "cuda/portable/rows.cuh"
 
 namespace lla::cuda::portable {
 
@@ -19,6 +20,40 @@ __device__ inline void triangle_tile(int index, int& row, int& column) {
   if (row * (row + 1) / 2 > index) --row;
   if ((row + 1) * (row + 2) / 2 <= index) ++row;
   column = index - row * (row + 1) / 2;
+}
+
+// Sums over keys, and how they are padded.
+struct MatrixSums {
+  int dim, padded;
+  double omega;
+  int64_t keys;
+};
+
+// From sums about a centre to A, its right-hand side behind it, and what rounding alone can make of a pivot. `mean` is
+// relative to the centre. ridge(d) is asked for by any thread, rhs(d) by thread d. All threads of the block take part.
+template <class Ridge, class Rhs>
+__device__ void finish_matrix(Triangle matrix, const MatrixSums& sums, const double* centre, const double* mean,
+                              double* smallest, Ridge ridge, Rhs rhs) {
+  const int d = threadIdx.x;
+  if (d < sums.padded) {
+    constexpr double kEpsilon = std::numeric_limits<double>::epsilon();
+    const bool removed = d >= sums.dim || removes(ridge(d));
+    // Rounding: of the elimination, which is relative to the sums A started from, and of the mean key.
+    const double mean_error = static_cast<double>(sums.keys) * kEpsilon * (centre[d] + mean[d]);
+    const double start = matrix.at(d, d) / sums.omega + (removed ? 1 : ridge(d));
+    smallest[d] = fmax(sums.padded * kEpsilon * start, mean_error * mean_error);
+    matrix.at(sums.padded, d) = removed ? 0 : rhs(d);
+  }
+  __syncthreads();
+  for (int i = threadIdx.x / 32; i < sums.padded; i += blockDim.x / 32) {
+    const bool row_removed = i >= sums.dim || removes(ridge(i));
+    for (int j = threadIdx.x % 32; j <= i; j += 32) {
+      double& entry = matrix.at(i, j);
+      const bool removed = row_removed || removes(ridge(j));
+      const double covariance = entry / sums.omega - mean[i] * mean[j];
+      entry = removed ? (i == j ? 1 : 0) : covariance + (i == j ? ridge(i) : 0);
+    }
+  }
 }
 
 // Four columns' worth of elimination: the diagonal tile, factored by every thread for itself.

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) output_kernel(co
     const Query& q = query[r];
     kind[r] = q.exists ? a.rows.kind[q.row] : static_cast<int32_t>(kEmpty);
     const bool left_to_direct = is_regular(kind[r]) && (solved_directly(a, q) || (a.rescue && kind[r] == kUnfinished));
-    written[r] = q.exists && !left_to_direct && kind[r] != kInvalid;
+    written[r] = q.exists && !left_to_direct && kind[r] != kElsewhere;
     const bool regular = written[r] && is_regular(kind[r]);
     omega[r] = regular ? a.rows.omega[q.row] : T(1);
     max[r] = regular ? a.rows.max[q.row] : T(0);

@@ -5,6 +5,7 @@
 #include "cuda/common/runtime.hpp"
 #include "cuda/portable/arguments.hpp"
 #include "cuda/portable/config.hpp"
+#include "cuda/portable/decode.hpp"
 #include "cuda/portable/layout.hpp"
 
 namespace lla::cuda::portable {
@@ -36,7 +37,9 @@ core::Plan plan(const core::Problem& p, const core::Machine& machine) {
   plan.solver = p.solver;
   plan.cached_weights = false;
   plan.workers = direct_blocks(p, machine.cuda);
-  plan.workspace_bytes = static_cast<size_t>(Layout(p, plan.workers).bytes);
+  // Decode runs before the others: they may use the same memory.
+  const int64_t blocks_of_rows = has_block_rows(p) ? Layout(p, plan.workers).bytes : 0;
+  plan.workspace_bytes = static_cast<size_t>(std::max(blocks_of_rows, DecodeLayout(p).bytes));
   with_bucket(dim_bucket(p.dim, p.value_dim), [&](auto bucket) {
     const auto take = [&](auto config) {
       plan.block_rows = config.kOwn;
@@ -53,6 +56,11 @@ core::Plan plan(const core::Problem& p, const core::Machine& machine) {
 
 core::Notes notes(const core::Problem& p, const core::Machine&, const core::Plan&) {
   core::Notes notes{{"arithmetic", p.dtype == DType::f64 ? "f64" : "f32"}};
+  if (has_decoded_rows(p)) {
+    notes.emplace_back("decode", cat("sequences of up to ", kMostDecodedRows, " rows per key head, directly in f64, ",
+                                     "keys split into up to ", DecodeLayout(p).spans, " spans",
+                                     has_block_rows(p) ? "; the others as follows" : ""));
+  }
   if (p.given_x()) {
     notes.emplace_back("solve", "none, x is given");
   } else if (p.solver == Solver::automatic) {
@@ -110,9 +118,21 @@ Status solve_rest_directly(const Arguments<T>& a, cudaStream_t stream) {
   return a.direct_blocks == 0 ? Status() : launch_direct(a, stream);
 }
 
+Status decode(const core::ForwardCall& call, cudaStream_t stream) {
+  Arguments<double> a;
+  a.problem = call.problem;
+  a.q = call.q, a.k = call.k, a.v = call.v, a.ridge = call.ridge, a.x = call.x, a.o = call.o;
+  a.cu_seqlens_q = call.cu_seqlens_q;
+  a.cache = call.cache;
+  a.info = call.info;
+  return launch_decode(a, call.workspace, stream);
+}
+
 template <class T>
 Status run(const core::ForwardCall& call, const core::Plan& plan) {
   const auto stream = static_cast<cudaStream_t>(call.stream);
+  if (has_decoded_rows(call.problem)) LLA_RETURN_IF_ERROR(decode(call, stream));
+  if (!has_block_rows(call.problem)) return {};
   Arguments<T> a = arguments<T>(call, plan);
   a.o = call.o;
   a.cache = call.cache;

@@ -1,4 +1,5 @@
 // First pass of forward and backward: what each row sees, its integer maximum, omega and the mean key and value.
+#include "cuda/portable/decode.hpp"
 #include "cuda/portable/launch.cuh"
 
 namespace lla::cuda::portable {
@@ -120,12 +121,18 @@ __device__ void write_invalid(const Arguments<T>& a, const QueryBlock& block) {
         store_as(a.o.data, a.o.dtype, offset + column * a.o.stride[3], nan_value<T>());
       });
       if (lane() != 0) continue;
-      a.rows.kind[row] = kInvalid;
+      a.rows.kind[row] = kElsewhere;
       if (a.info.iterations) a.info.iterations[row] = -1;
       if (a.info.residual) a.info.residual[row] = -1.0f;
       if (a.info.status) a.info.status[row] = LLA_ROW_INVALID;
     }
   }
+}
+
+// Rows of a sequence that is decoded: later passes leave them alone.
+template <class C, class T>
+__device__ void leave_to_decode(const Arguments<T>& a, const QueryBlock& block) {
+  for (int64_t i = threadIdx.x; i < block.count; i += C::kThreads) a.rows.kind[block.row + i] = kElsewhere;
 }
 
 template <class T, int kDim>
@@ -141,6 +148,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) stats_kernel(con
 
   const core::Problem& p = a.problem;
   const QueryBlock block = query_block(a, blockIdx.x, C::kOwn);
+  if (decodes(p, block.sequence.length_q)) return leave_to_decode<C>(a, block);
   if (p.cache && (!block.sequence.valid || !has_pages<C>(a, block.sequence))) return write_invalid<C>(a, block);
   if (block.count <= 0) return;
   const Source k = key_rows<T>(a, a.k, block.sequence, block.head / p.group(), p.dim);

@@ -7,6 +7,7 @@
 #include "cuda/sm90/plan.hpp"
 #include "cuda/sm90/sm90.hpp"
 #include "cuda/sm90/tensor_map.hpp"
+#include "cuda/tensor/cache/prepass.hpp"
 #include "cuda/tensor/operand_rows.hpp"
 #include "cuda/tensor/prepass.hpp"
 
@@ -50,7 +51,8 @@ ForwardParams params_of(const ForwardCall& call, const core::Plan& plan, const W
   out.few_keys_tolerance_squared = static_cast<float>(limits.few_keys_tolerance * limits.few_keys_tolerance);
   out.most_told = most_told(p.tolerance);
   out.max_iterations = std::min(p.max_iterations, kMostIterations);
-  out.two_part_passes = limits.two_part_passes;
+  out.share_squared = static_cast<float>(limits.share * limits.share);
+  out.least_squared = static_cast<float>(limits.least * limits.least);
   out.low_parts = LowParts::of(p.tolerance);
   out.sum_error = static_cast<float>(limits.sum_error);
   out.header = reinterpret_cast<Header*>(base + at.header);
@@ -79,11 +81,29 @@ PrepassParams prepass_of(const ForwardCall& call, const WorkspaceLayout& at) {
   out.chunk_maxima = reinterpret_cast<float*>(base + at.chunk_maxima);
   out.chunk_bounds = reinterpret_cast<float*>(base + at.chunk_bounds);
   out.shift = p.given_x() ? nullptr : reinterpret_cast<float*>(base + at.key_shift);
-  out.head_count = static_cast<int32_t>((p.packed ? 1 : p.batch) * p.heads_kv);
+  out.head_count = static_cast<int32_t>((has_own_spans(p) || p.packed ? 1 : p.batch) * p.heads_kv);
   out.heads_kv = static_cast<int32_t>(p.heads_kv);
-  out.positions = static_cast<int32_t>(p.packed ? p.total_k : p.seqlen_k);
-  out.end = p.packed ? call.cu_seqlens_k + p.batch : nullptr;
+  out.positions = static_cast<int32_t>(has_own_spans(p) ? own_positions(p) : p.packed ? p.total_k : p.seqlen_k);
+  out.end = p.packed_keys() ? call.cu_seqlens_k + p.batch : nullptr;
   out.padded = padded_dim(p.dim, p.value_dim);
+  return out;
+}
+
+CachePrepassParams cache_prepass_of(const ForwardCall& call, const PrepassParams& to, const WorkspaceLayout& at) {
+  const Problem& p = call.problem;
+  std::byte* const base = static_cast<std::byte*>(call.workspace);
+  CachePrepassParams out{};
+  out.to = to;
+  out.source = {p, call.cache, call.cu_seqlens_q, call.cu_seqlens_k, most_own_keys(p)};
+  out.places = reinterpret_cast<SequencePlace*>(base + at.places);
+  out.live_chunks = reinterpret_cast<int32_t*>(base + at.live_chunks);
+  out.spans = reinterpret_cast<int32_t*>(base + at.spans);
+  const Shape shape = shape_of(p);
+  out.left = shape.left, out.right = shape.right;
+  out.few_keys = p.given_x() ? few_keys(to.padded) : -1;
+  out.most_chunks = to.positions / kPrepassRows;
+  out.o = call.o;
+  out.info = call.info;
   return out;
 }
 
@@ -95,6 +115,45 @@ auto given_x_launcher(const ForwardParams& p, bool few) {
   return few ? launch_given_x<GivenXConfig<kDim, false, true>> : launch_given_x<GivenXConfig<kDim, false>>;
 }
 
+// The kernels behind the pre-pass. With own spans and x given, the one for few keys and the one for many each take their
+// list of sequences.
+Status launch_kernels(const ForwardCall& call, const core::Plan& plan, const PrepassParams& prepass,
+                      const WorkspaceLayout& at) {
+  const Problem& p = call.problem;
+  const auto stream = static_cast<cudaStream_t>(call.stream);
+  std::byte* const base = static_cast<std::byte*>(call.workspace);
+  const int64_t key_rows = std::max<int64_t>(int64_t{prepass.head_count} * prepass.positions, 1);
+  CUtensorMap keys, values;
+  const int tile = plan.block_keys;
+  LLA_RETURN_IF_ERROR(make_tensor_map(keys, base + at.keys, key_rows, prepass.padded, tile));
+  LLA_RETURN_IF_ERROR(make_tensor_map(values, base + at.values, key_rows, prepass.padded, tile));
+  ForwardParams params = params_of(call, plan, at);
+  const auto use_list = [&](int list) {
+    int32_t* const spans = reinterpret_cast<int32_t*>(base + at.spans);
+    params.header = reinterpret_cast<Header*>(base + at.header) + list;
+    params.cu_q = list_of_spans(spans, p.batch, list, false);
+    params.cu_k = list_of_spans(spans, p.batch, list, true);
+  };
+  const auto launch = [&]<int kDim>(std::integral_constant<int, kDim>) -> Status {
+    if (!p.given_x()) {
+      if (has_own_spans(p)) use_list(0);
+      return plan.cached_weights
+                 ? launch_forward<ForwardConfig<kDim, true>>(keys, values, params, plan.workers, stream)
+                 : launch_forward<ForwardConfig<kDim, false>>(keys, values, params, plan.workers, stream);
+    }
+    const auto run = [&](bool few) {
+      return given_x_launcher<kDim>(params, few)(keys, values, params, plan.workers, stream);
+    };
+    if (!has_own_spans(p)) return run(sees_few_keys(p));
+    use_list(1);
+    LLA_RETURN_IF_ERROR(run(true));
+    if (sees_few_keys(p)) return {};
+    use_list(0);
+    return run(false);
+  };
+  return prepass.padded == 64 ? launch(std::integral_constant<int, 64>{}) : launch(std::integral_constant<int, 128>{});
+}
+
 }  // namespace
 
 Status forward(const ForwardCall& call, const core::Plan& plan) {
@@ -103,27 +162,19 @@ Status forward(const ForwardCall& call, const core::Plan& plan) {
   const DeviceGuard device(p.device_index);
   LLA_RETURN_IF_ERROR(device.status());
   LLA_RETURN_IF_ERROR(check_pointers(call));
-  if (p.cache) return decode::forward(call, plan);
+  if (has_decode_part(p)) LLA_RETURN_IF_ERROR(decode::forward(call, plan));
+  if (!has_forward_part(p)) return {};
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const WorkspaceLayout at = forward_layout(p, plan);
-  std::byte* const base = static_cast<std::byte*>(call.workspace);
-
   const PrepassParams prepass = prepass_of(call, at);
-  LLA_RETURN_IF_ERROR(run_prepass(prepass, stream));
-
-  const int64_t key_rows = std::max<int64_t>(int64_t{prepass.head_count} * prepass.positions, 1);
-  CUtensorMap keys, values;
-  const int tile = plan.block_keys;
-  LLA_RETURN_IF_ERROR(make_tensor_map(keys, base + at.keys, key_rows, prepass.padded, tile));
-  LLA_RETURN_IF_ERROR(make_tensor_map(values, base + at.values, key_rows, prepass.padded, tile));
-  const ForwardParams params = params_of(call, plan, at);
-  const auto launch = [&]<int kDim>(std::integral_constant<int, kDim>) {
-    if (p.given_x())
-      return given_x_launcher<kDim>(params, sees_few_keys(p))(keys, values, params, plan.workers, stream);
-    return plan.cached_weights ? launch_forward<ForwardConfig<kDim, true>>(keys, values, params, plan.workers, stream)
-                               : launch_forward<ForwardConfig<kDim, false>>(keys, values, params, plan.workers, stream);
-  };
-  return prepass.padded == 64 ? launch(std::integral_constant<int, 64>{}) : launch(std::integral_constant<int, 128>{});
+  if (!has_own_spans(p)) {
+    LLA_RETURN_IF_ERROR(run_prepass(prepass, stream));
+    return launch_kernels(call, plan, prepass, at);
+  }
+  const CachePrepassParams cache = cache_prepass_of(call, prepass, at);
+  LLA_RETURN_IF_ERROR(run_cache_prepass(cache, stream));
+  LLA_RETURN_IF_ERROR(launch_kernels(call, plan, prepass, at));
+  return overwrite_invalid_rows(cache, stream);
 }
 
 }  // namespace lla::cuda::sm90

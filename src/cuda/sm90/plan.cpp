@@ -57,6 +57,11 @@ Shape shape_of(const Problem& p) {
   s.seqlen_q = narrow(p.seqlen_q), s.seqlen_k = narrow(p.seqlen_k);
   s.total_q = narrow(p.total_q), s.total_k = narrow(p.total_k);
   s.packed = p.packed;
+  s.spans = p.packed ? kPackedSpans : kNoSpans;
+  if (has_own_spans(p)) {
+    s.spans = kOwnSpans;
+    s.total_k = narrow(own_positions(p));
+  }
   s.left = narrow(p.mask.left), s.right = narrow(p.mask.right);
   const int64_t key_head_bytes = std::max<int64_t>(int64_t{s.seqlen_k} * padded_dim(p.dim, p.value_dim) * 4, 1);
   const int64_t key_heads = std::max<int64_t>(kBundleBytes / key_head_bytes, 1);
@@ -76,13 +81,14 @@ Shape solve_shape_of(const Problem& p) {
 
 SolveLimits solve_limits(const Problem& p) {
   if (p.operation == core::Operation::forward) {
-    // Where rows see few keys, later steps are small beside the solution, and so is what rounding U leaves behind in x.
-    return {p.tolerance, p.tolerance, 0, padded_dim(p.dim, p.value_dim) / 4, 0.25 * p.tolerance};
+    // The other implementations ask for 6 tol of what the output is made of: rounding takes its share here.
+    return {p.tolerance, p.tolerance, 0, 0, 3 * p.tolerance, 0.2 * p.tolerance, 0.25 * p.tolerance};
   }
   // λ's gradient, -x y, follows y's residual most closely: a tenth less of it keeps the promised accuracy for every
   // kind. Where rows see few keys x is large in directions the keys do not reach, and y's error there, which its
   // residual hardly shows, meets it: half the residual, and at least three steps.
-  return {0.9 * p.tolerance, 0.5 * p.tolerance, 3, std::numeric_limits<int32_t>::max(), 0};
+  const core::StopRule rule = core::stop_rule(p);
+  return {0.9 * p.tolerance, 0.5 * p.tolerance, 3, std::numeric_limits<int32_t>::max(), rule.share, rule.least, 0};
 }
 
 bool sees_few_keys(const Problem& p) {
@@ -113,17 +119,25 @@ std::string refuse(const Problem& p, const core::Machine& m) {
   if (p.dtype == DType::f32 && p.precision != Precision::tf32)
     return "takes f32 inputs only where options.precision allows TF32";
   if (p.dtype == DType::f64) return "takes bf16, f16 and f32 inputs, not f64";
-  if (p.batch_invariant) return "takes statistics over all packed sequences, so options.batch_invariant does not hold";
+  if (p.batch_invariant && p.operation == core::Operation::backward)
+    return "has no backward pass for which options.batch_invariant holds";
   if (p.dim > 128 || p.value_dim > 128) return "takes head dimensions up to 128";
   if (p.dim % 8 != 0 || p.value_dim % 8 != 0) return "takes head dimensions that are multiples of 8";
-  if (p.cache) return decode::refuse(p, m);
+  if (has_decode_part(p)) {
+    if (const std::string reason = decode::refuse(p, m); !reason.empty() || !has_forward_part(p)) return reason;
+  }
   if (p.solver == Solver::direct) return "solves by conjugate gradients only";
-  if (std::max({p.seqlen_q, p.seqlen_k, p.packed ? p.total_q : 0, p.packed ? p.total_k : 0}) > kLargestLength) {
+  const bool own = has_own_spans(p);
+  if (std::max({p.seqlen_q, p.seqlen_k, p.packed ? p.total_q : 0, p.packed && !own ? p.total_k : 0}) > kLargestLength) {
     return "takes sequences shorter than 2^31 - 256";
   }
   if (shape_of(p).items(kWarpgroupRows) > std::numeric_limits<int32_t>::max()) return "has too many blocks of queries";
-  const int64_t key_rows = (p.packed ? p.total_k : p.batch * p.seqlen_k) * p.heads_kv;
-  if (key_rows > kLargestLength) return "takes up to 2^31 - 256 keys over all heads";
+  const int64_t keys = own ? own_positions(p) : p.packed ? p.total_k : p.batch * p.seqlen_k;
+  if (keys * p.heads_kv > kLargestLength) {
+    return p.cache ? "takes up to 2^31 - 256 keys over all heads of sequences with many rows; max_total_k bounds them"
+                   : "takes up to 2^31 - 256 keys over all heads";
+  }
+  if (own && p.batch * p.heads_kv > kLargestLength) return "takes up to 2^31 - 256 heads over all sequences";
   if (p.operation == core::Operation::backward && p.rows() > kLargestLength)
     return "takes up to 2^31 - 256 queries over all heads";
   if (cache_weights(p, m) && cached_bytes(p, m) > p.cached_weights_limit) {
@@ -133,38 +147,58 @@ std::string refuse(const Problem& p, const core::Machine& m) {
 }
 
 core::Plan plan(const Problem& p, const core::Machine& m) {
-  if (p.cache) return decode::plan(p, m);
+  if (!has_forward_part(p)) return decode::plan(p, m);
   core::Plan plan;
-  plan.solver = Solver::cg;
+  plan.solver = has_decode_part(p) && !p.given_x() ? Solver::automatic : Solver::cg;
   plan.cached_weights = cache_weights(p, m);
   plan.block_rows = p.given_x() ? kBlockRows : kWarpgroupRows;
-  plan.workers = resident_blocks(p, m, static_cast<int>(plan.block_rows));
+  // Decode wants all multiprocessors, whatever the forward has to do.
+  plan.workers = has_decode_part(p) ? m.cuda.multiprocessors : resident_blocks(p, m, static_cast<int>(plan.block_rows));
   const int dim = padded_dim(p.dim, p.value_dim);
   const bool backward = p.operation == core::Operation::backward;
   plan.block_keys = p.given_x() && !backward ? given_x_tile_keys(dim) : tile_keys(dim);
   plan.workspace_bytes = static_cast<size_t>(backward ? backward_layout(p, plan.workers, plan.cached_weights).size
                                                       : forward_layout(p, plan).size);
+  if (has_decode_part(p)) {
+    // One after the other: they may use the same memory.
+    const core::Plan decode = decode::plan(p, m);
+    plan.workspace_bytes = std::max(plan.workspace_bytes, decode.workspace_bytes);
+  }
   return plan;
 }
 
 core::Notes notes(const Problem& p, const core::Machine&, const core::Plan& plan) {
-  if (p.cache) return decode::notes(p, plan);
+  if (!has_forward_part(p)) return decode::notes(p, plan);
   const WorkspaceLayout layout = forward_layout(p, plan);
-  core::Notes notes{{"head dimension", cat(padded_dim(p.dim, p.value_dim), " in the kernel")},
-                    {"work items", cat(shape_of(p).items(static_cast<int>(plan.block_rows)))},
-                    {"operand copies", cat(layout.scratch - layout.keys, " bytes")}};
+  core::Notes notes;
+  if (has_decode_part(p)) {
+    notes = decode::notes(p, plan);
+    notes.emplace_back("parts", cat("decode for sequences of up to ", kMostDecodedRows,
+                                    " rows per key head, the forward for the others, both launched"));
+  } else {
+    notes = {{"head dimension", cat(padded_dim(p.dim, p.value_dim), " in the kernel")}};
+    if (p.cache) notes.emplace_back("parts", "the forward for all sequences");
+  }
+  if (p.cache) notes.emplace_back("keys of the forward", cat("up to ", most_own_keys(p)));
+  const core::Notes of_forward{{"work items", cat(shape_of(p).items(static_cast<int>(plan.block_rows)))},
+                               {"operand copies", cat(layout.scratch - layout.keys, " bytes")}};
+  notes.insert(notes.end(), of_forward.begin(), of_forward.end());
   const bool backward = p.operation == core::Operation::backward;
   if (p.given_x()) {
-    if (!backward) notes.emplace_back("kernel", sees_few_keys(p) ? "for few keys" : "for many keys");
+    if (!backward) {
+      notes.emplace_back("kernel", sees_few_keys(p)   ? "for few keys"
+                                   : has_own_spans(p) ? "for few and for many keys, by a sequence's own"
+                                                      : "for many keys");
+    }
   } else {
     const SolveLimits limits = solve_limits(p);
     const int64_t few = few_keys(padded_dim(p.dim, p.value_dim));
     notes.emplace_back("rows stop at",
                        cat("residual ", limits.tolerance, "; up to ", few, " keys ", limits.few_keys_tolerance,
                            " and not before ", limits.few_keys_iterations, " iterations"));
-    notes.emplace_back("products in two parts", backward ? cat("for rows of up to ", few, " keys")
-                                                         : cat("for rows of up to ", few, " keys, in the first ",
-                                                               limits.two_part_passes, " passes"));
+    notes.emplace_back("products in two parts",
+                       backward ? cat("for rows of up to ", few, " keys")
+                                : std::string("where rounding could show: the residual is formed anew"));
   }
   if (backward) notes.emplace_back("heads side by side", cat(heads_together(p)));
   if (plan.cached_weights) notes.emplace_back("cached weights", cat(layout.weights_stride * plan.workers, " bytes"));

@@ -18,8 +18,9 @@ struct ForwardItem {
                                          int rows = kBlockRows)
       : block(block_of_item(params.shape, params.cu_q, params.cu_k, item, rows)) {
     tiles = tiles_of(visible_keys(params.shape, block, block.first_row, rows), tile_keys);
-    copy_index = kv_copy(params.shape, params.heads_kv, block.batch, block.head / params.shape.group);
-    key_row = first_key_row(params.shape, copy_index, block.start_k);
+    const int32_t kv_head = block.head / params.shape.group;
+    copy_index = kv_copy(params.shape, params.heads_kv, block.batch, kv_head);
+    key_row = first_key_row(params.shape, copy_index, kv_head, block.start_k);
   }
 };
 

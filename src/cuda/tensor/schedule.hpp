@@ -2,8 +2,8 @@
 // run them on the CPU.
 //
 // Items are numbered longest first: under a causal mask the last blocks of queries see most keys, so all heads' last
-// blocks come first. (Where there is a solve, blocks that see few keys come before them: they take most iterations, and
-// of those, too, the ones that see most take longest.)
+// blocks come first. Where there is a solve, blocks that see few keys come before them, because they take most
+// iterations; among these, too, those that see most keys come first.
 // Heads go in bundles whose keys and values the L2 cache can hold; all items of a bundle come before those of the next.
 // Blocks take items from a counter in the order of their numbers; an item's result does not depend on who runs it.
 #pragma once
@@ -21,12 +21,20 @@ inline constexpr int kBlockRows = 2 * kWarpgroupRows;  // of a block of two
 // solution.
 constexpr int few_keys(int dim) { return 2 * dim; }
 
+// How the kernels find a sequence's rows and keys. The number is the distance of two sequences' entries in the lists.
+enum Spans : int32_t {
+  kNoSpans = 0,      // dense: all sequences are equally long
+  kPackedSpans = 1,  // cu_seqlens; the copies of the keys are packed as they are, statistics are of all sequences
+  kOwnSpans = 2      // begin and end of each sequence, and statistics of its own: caches
+};
+
 // Sizes the schedule depends on. Lengths fit in 31 bits.
 struct Shape {
   int32_t batch = 0, heads_q = 0, group = 1;  // group: query heads per key head
   int32_t seqlen_q = 0, seqlen_k = 0;         // longest when packed
   int32_t total_q = 0, total_k = 0;           // packed only
-  int32_t packed = 0;
+  int32_t packed = 0;                         // rows of q, o and what belongs to them lie packed
+  Spans spans = kNoSpans;
   int32_t left = -1, right = -1;  // window; causal is right = 0, -1 unbounded
   int32_t bundle = 0;             // (batch, query head) pairs of a bundle; 0: all
   int32_t early_rows = 0;         // queries at the start of a sequence whose blocks come first
@@ -41,7 +49,7 @@ struct QueryBlock {
   int32_t batch, head;
   int32_t first_row;           // in its sequence
   int32_t length_q, length_k;  // of its sequence
-  int32_t start_q, start_k;    // of its sequence when packed, else 0
+  int32_t start_q, start_k;    // of its sequence where there are spans, else 0
 
   constexpr bool empty() const { return first_row >= length_q; }
   constexpr int32_t last_row(int32_t row, int32_t rows) const {
@@ -69,11 +77,12 @@ constexpr QueryBlock block_of_item(const Shape& s, const int32_t* cu_q, const in
   b.first_row = static_cast<int32_t>(place * static_cast<uint32_t>(rows));
   b.length_q = s.seqlen_q;
   b.length_k = s.seqlen_k;
-  if (s.packed) {
-    b.start_q = cu_q[b.batch];
-    b.start_k = cu_k[b.batch];
-    b.length_q = cu_q[b.batch + 1] - b.start_q;
-    b.length_k = cu_k[b.batch + 1] - b.start_k;
+  if (s.spans != kNoSpans) {
+    const int32_t at = b.batch * s.spans;
+    b.start_q = cu_q[at];
+    b.start_k = cu_k[at];
+    b.length_q = cu_q[at + 1] - b.start_q;
+    b.length_k = cu_k[at + 1] - b.start_k;
   }
   return b;
 }
@@ -83,13 +92,13 @@ constexpr int64_t query_row(const Shape& s, int32_t batch, int32_t head, int32_t
   return s.packed ? int64_t{head} * s.total_q + start_q + position
                   : (int64_t{batch} * s.heads_q + head) * s.seqlen_q + position;
 }
-// Which of the copies of keys and values, and of all that is kept per head of them. Packed sequences share one.
+// Which of what is kept per head of keys and values. Packed sequences share one unless they have spans of their own.
 constexpr int32_t kv_copy(const Shape& s, int32_t heads_kv, int32_t batch, int32_t kv_head) {
-  return s.packed ? kv_head : batch * heads_kv + kv_head;
+  return s.spans == kPackedSpans ? kv_head : batch * heads_kv + kv_head;
 }
 // The row of a sequence's first key in the copies.
-constexpr int64_t first_key_row(const Shape& s, int32_t copy_index, int32_t start_k) {
-  return int64_t{copy_index} * (s.packed ? s.total_k : s.seqlen_k) + start_k;
+constexpr int64_t first_key_row(const Shape& s, int32_t copy_index, int32_t kv_head, int32_t start_k) {
+  return s.spans == kNoSpans ? int64_t{copy_index} * s.seqlen_k : int64_t{kv_head} * s.total_k + start_k;
 }
 
 // Keys [begin, end) of a range of queries: what the union of their masks covers.

@@ -84,7 +84,7 @@ struct KeyBlock {
     return kv_copy(params.shape, params.heads_kv, batch, head);
   }
   __device__ __forceinline__ int64_t key_row(const KeyPassParams& params) const {
-    return first_key_row(params.shape, copy_index(params), start_k) + first_key;
+    return first_key_row(params.shape, copy_index(params), head, start_k) + first_key;
   }
   // Whether a step has low parts.
   __device__ __forceinline__ bool low(const KeyPassParams& params, int32_t member, int32_t step) const {

@@ -59,9 +59,10 @@ struct RowBlock {
     block = block_of_item(params.shape, params.cu_q, params.cu_k, item);
     keys = visible_keys(params.shape, block, block.first_row, kBlockRows);
     tiles = tiles_of(keys, 64);
-    copy_index = kv_copy(params.shape, params.heads_kv, block.batch, block.head / params.shape.group);
+    const int32_t kv_head = block.head / params.shape.group;
+    copy_index = kv_copy(params.shape, params.heads_kv, block.batch, kv_head);
     query_row = tensor::query_row(params.shape, block.batch, block.head, block.start_q, block.first_row);
-    key_row = first_key_row(params.shape, copy_index, block.start_k);
+    key_row = first_key_row(params.shape, copy_index, kv_head, block.start_k);
   }
   // Whether a warpgroup's rows have low parts; those that are not there have none.
   __device__ __forceinline__ bool low(const RowPassParams& params, int warpgroup) const {
@@ -103,8 +104,8 @@ __device__ __forceinline__ void row_pass_producer(const RowPassParams& params, t
   }
 }
 
-// What a thread needs of its two rows. With c in the sum, a and c are halved, because |a b - c| is at most 2, and lifted
-// by what that bound is too large.
+// What a thread needs of its two rows. With c in the sum, a and c are halved, because |a b - c| is at most 2, and
+// lifted by what that bound is too large.
 struct RowPair {
   float logit[2], shift[2], edge_a[2], edge_b[2], a0[2], b0[2], minus_c[2];
   int32_t begin[2], end[2];  // visible keys

@@ -8,6 +8,7 @@
 #include "cuda/common/runtime.hpp"
 #include "cuda/sm90/decode/launch.hpp"
 #include "cuda/sm90/decode/schedule.hpp"
+#include "cuda/tensor/cache_parts.hpp"
 
 namespace lla::cuda::sm90::decode {
 namespace {
@@ -35,7 +36,7 @@ Params params_of(const core::ForwardCall& call) {
   // A zero scale means equal weights; the smallest one keeps masked logits (-inf times it) at -inf.
   const float half = std::max(static_cast<float>(0.5 * std::abs(p.scale) * std::numbers::log2e), 1e-37f);
   out.half_scale = p.scale < 0 ? -half : half;
-  out.most_rows = static_cast<int32_t>(kMostRows);
+  out.most_rows = has_forward_part(p) ? static_cast<int32_t>(kMostDecodedRows) : std::numeric_limits<int32_t>::max();
   return out;
 }
 
@@ -44,7 +45,7 @@ Params params_of(const core::ForwardCall& call) {
 Status forward(const core::ForwardCall& call, const core::Plan& plan) {
   const Problem& p = call.problem;
   Launch launch{params_of(call),
-                p.rows(),
+                most_decoded_rows(p),
                 kernel_dim(p),
                 p.dtype == DType::bf16,
                 plan.workers,

@@ -7,8 +7,6 @@
 
 namespace lla::cuda::sm90::decode {
 
-// Rows (queries times query heads) of a key head: each is solved on its own, from its own pass over the keys.
-inline constexpr int64_t kMostRows = 32;
 // Lengths are counted in 32 bits, with room for a granule.
 inline constexpr int64_t kLargestLength = std::numeric_limits<int32_t>::max() - 1024;
 

@@ -4,6 +4,7 @@
 #include "cuda/sm90/decode/decode.hpp"
 #include "cuda/sm90/decode/partials.hpp"
 #include "cuda/sm90/decode/schedule.hpp"
+#include "cuda/tensor/cache_parts.hpp"
 
 namespace lla::cuda::sm90::decode {
 namespace {
@@ -11,7 +12,12 @@ namespace {
 using core::cat;
 using core::Problem;
 
-Layout layout_of(const Problem& p, int blocks) { return {p.rows(), kernel_dim(p), p.given_x(), blocks}; }
+// Beside prompts the host knows no bound of a decoder's queries: rows are then taken to share keys by their group only,
+// as they do in the same call without the prompts.
+Layout layout_of(const Problem& p, int multiprocessors) {
+  const int64_t sharing = has_forward_part(p) ? p.group() : p.seqlen_q * p.group();
+  return {most_decoded_rows(p), kernel_dim(p), p.given_x(), multiprocessors, sharing};
+}
 
 }  // namespace
 
@@ -22,13 +28,9 @@ std::string refuse(const Problem& p, const core::Machine& m) {
   if (p.solver == Solver::cg) return "solves rows over a cache directly";
   if (p.weights == Weights::cached) return "keeps no weights of rows over a cache";
   if (p.batch_invariant) return "splits the keys of a cache by what else is in the batch";
-  if (p.seqlen_q * p.group() > kMostRows) {
-    return cat("takes a cache where a key head has at most ", kMostRows, " rows of a sequence, not ",
-               p.seqlen_q * p.group());
-  }
   if (p.seqlen_k > kLargestLength || p.total_q > kLargestLength || p.batch > kLargestLength)
     return "takes sequences shorter than 2^31 - 1024";
-  if (p.rows() > kLargestLength) return "takes up to 2^31 - 1024 rows over all heads";
+  if (most_decoded_rows(p) > kLargestLength) return "takes up to 2^31 - 1024 rows over all heads";
   if (m.cuda.multiprocessors > 256) return "takes up to 256 multiprocessors";
   return {};
 }
