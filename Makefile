@@ -90,6 +90,11 @@ dist-check:  ## Build the wheel without CUDA, install it into a clean environmen
 	@scripts/setup.sh test
 	@scripts/dist-check.sh
 
+.PHONY: abi-check
+abi-check:  ## Compare the library's interface with the last release's (libabigail)
+	@scripts/setup.sh abi
+	@scripts/abi-check.sh
+
 .PHONY: bench
 bench:  ## Forward and backward speed on this machine's CPU
 	@scripts/setup.sh bench

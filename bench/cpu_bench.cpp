@@ -27,22 +27,42 @@ struct Buffer {
   }
 };
 
+// A part of the trained heads for every batch entry.
+std::vector<double> repeated(const CpuCase& c, std::vector<double> data::TrainedHead::*part) {
+  const std::vector<double> one = data::interleaved(*c.trained, part, c.length, c.heads);
+  std::vector<double> all;
+  for (int64_t b = 0; b < c.batch; ++b) all.insert(all.end(), one.begin(), one.end());
+  return all;
+}
+
+data::Tensors make_tensors(const CpuCase& c) {
+  using Head = data::TrainedHead;
+  if (c.trained) return {repeated(c, &Head::q), repeated(c, &Head::k), repeated(c, &Head::v)};
+  return data::make(c.kind, 1, {c.batch, c.length, c.length, c.heads, c.heads, c.dim, c.dim});
+}
+std::vector<double> make_gradient(const CpuCase& c, const data::Tensors& t) {
+  return c.trained && !c.trained->front().grad_o.empty() ? repeated(c, &data::TrainedHead::grad_o) : t.v;
+}
+std::vector<double> make_ridge(const CpuCase& c) {
+  return c.trained ? repeated(c, &data::TrainedHead::ridge) : std::vector<double>{c.ridge};
+}
+
 // One call of the case, ready to be repeated.
 class Call {
  public:
   explicit Call(const CpuCase& c)
       : case_(c),
-        tensors_(data::make(c.kind, 1, {c.batch, c.length, c.length, c.heads, c.heads, c.dim, c.dim})),
+        tensors_(make_tensors(c)),
         q_(c.dtype, tensors_.q),
         k_(c.dtype, tensors_.k),
         v_(c.dtype, tensors_.v),
         o_(c.dtype, elements()),
-        grad_(c.dtype, tensors_.v),
+        grad_(c.dtype, make_gradient(c, tensors_)),
         dq_(c.dtype, elements()),
         dk_(c.dtype, elements()),
         dv_(c.dtype, elements()),
-        ridge_(ridge_dtype(), std::vector<double>{c.ridge}),
-        dridge_(ridge_dtype(), 1) {}
+        ridge_(ridge_dtype(), make_ridge(c)),
+        dridge_(ridge_dtype(), ridge_elements()) {}
 
   Status prepare() {
     fill(forward_);
@@ -61,7 +81,7 @@ class Call {
     backward_.dq = view(dq_);
     backward_.dk = view(dk_);
     backward_.dv = view(dv_);
-    backward_.dridge = dense(dridge_.bytes.data(), ridge_dtype(), {});
+    backward_.dridge = ridge_view(dridge_);
     return give_workspace(backward_);
   }
 
@@ -85,12 +105,18 @@ class Call {
     return dense(b.bytes.data(), b.dtype, {case_.batch, case_.length, case_.heads, case_.dim});
   }
 
+  int64_t ridge_elements() const { return case_.trained ? case_.batch * case_.length * case_.heads : 1; }
+  Tensor ridge_view(const Buffer& b) const {
+    if (!case_.trained) return dense(b.bytes.data(), b.dtype, {});
+    return dense(b.bytes.data(), b.dtype, {case_.batch, case_.length, case_.heads});
+  }
+
   template <class Args>
   void fill(Args& args) {
     args.q = view(q_);
     args.k = view(k_);
     args.v = view(v_);
-    args.ridge = dense(ridge_.bytes.data(), ridge_dtype(), {});
+    args.ridge = ridge_view(ridge_);
     args.options.implementation = "cpu";
     args.options.causal = case_.causal;
     args.options.tolerance = case_.tolerance;

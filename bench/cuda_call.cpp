@@ -25,15 +25,15 @@ void require(const Status& status) {
 // Heads with data of their own; further ones repeat them. Making normals on the host would take longer than measuring.
 constexpr int64_t kDistinctHeads = 4;
 
-std::vector<double> repeat_heads(const std::vector<double>& made, int64_t distinct, const CudaCase& c) {
-  std::vector<double> out(static_cast<size_t>(c.batch * c.length * c.heads * c.dim));
+std::vector<double> repeat_heads(const std::vector<double>& made, int64_t distinct, const CudaCase& c, int64_t width) {
+  std::vector<double> out(static_cast<size_t>(c.batch * c.length * c.heads * width));
   size_t to = 0;
   for (int64_t b = 0; b < c.batch; ++b) {
     for (int64_t i = 0; i < c.length; ++i) {
       for (int64_t h = 0; h < c.heads; ++h) {
-        const int64_t from = (i * distinct + (b * c.heads + h) % distinct) * c.dim;
-        std::copy_n(made.begin() + from, c.dim, out.begin() + static_cast<int64_t>(to));
-        to += static_cast<size_t>(c.dim);
+        const int64_t from = (i * distinct + (b * c.heads + h) % distinct) * width;
+        std::copy_n(made.begin() + from, width, out.begin() + static_cast<int64_t>(to));
+        to += static_cast<size_t>(width);
       }
     }
   }
@@ -42,24 +42,18 @@ std::vector<double> repeat_heads(const std::vector<double>& made, int64_t distin
 
 }  // namespace
 
-DeviceArray::DeviceArray(size_t bytes) : bytes_(bytes) {
-  void* memory = nullptr;
-  require_cuda(cudaMalloc(&memory, std::max<size_t>(bytes, 1)), "allocating memory");
-  memory_.reset(memory);
-}
+DeviceArray::DeviceArray(size_t bytes) : memory_(std::in_place, core::Device::cuda, bytes) {}
 
 DeviceArray::DeviceArray(DType dtype, const std::vector<double>& values)
     : DeviceArray(values.size() * static_cast<size_t>(core::size_of(dtype))) {
-  std::vector<std::byte> host(bytes_);
+  std::vector<std::byte> host(bytes());
   for (size_t i = 0; i < values.size(); ++i) core::store(host.data(), dtype, static_cast<int64_t>(i), values[i]);
-  require_cuda(cudaMemcpy(data(), host.data(), bytes_, cudaMemcpyHostToDevice), "copying to the device");
+  memory_->upload(host.data());
 }
 
-void DeviceArray::Free::operator()(void* p) const { cudaFree(p); }
-
 std::vector<std::byte> DeviceArray::copy() const {
-  std::vector<std::byte> host(bytes_);
-  require_cuda(cudaMemcpy(host.data(), data(), bytes_, cudaMemcpyDeviceToHost), "copying from the device");
+  std::vector<std::byte> host(bytes());
+  if (memory_) memory_->download(host.data());
   return host;
 }
 
@@ -73,10 +67,13 @@ std::vector<double> DeviceArray::values(DType dtype, int64_t elements) const {
   return out;
 }
 
-void DeviceArray::poison() { require_cuda(cudaMemset(data(), 0xFF, bytes_), "filling memory"); }
+void DeviceArray::poison() {
+  if (memory_) memory_->fill(0xFF);
+}
 
 CudaInputs make_cuda_inputs(const CudaCase& c) {
-  const int64_t distinct = std::min(kDistinctHeads, c.batch * c.heads);
+  const int64_t most = c.trained ? static_cast<int64_t>(c.trained->size()) : kDistinctHeads;
+  const int64_t distinct = std::min(most, c.batch * c.heads);
   const data::Sizes sizes{1, c.length, c.length, distinct, distinct, c.dim, c.dim};
   const auto normals = [&](double scale, uint64_t stream) {
     std::vector<double> t(static_cast<size_t>(distinct * c.length * c.dim));
@@ -89,22 +86,33 @@ CudaInputs make_cuda_inputs(const CudaCase& c) {
       core::store(cell, c.dtype, 0, value);
       value = core::load(cell, c.dtype, 0);
     }
-    return repeat_heads(t, distinct, c);
+    return repeat_heads(t, distinct, c, c.dim);
+  };
+  const auto trained = [&](std::vector<double> data::TrainedHead::*part) {
+    return data::interleaved(*c.trained, part, c.length, distinct);
   };
   // A graphics processor waits meanwhile: on as many threads as there are tensors.
   const auto start = [](auto work) { return std::async(std::launch::async, std::move(work)); };
   auto x = start([&] { return finish(normals(0.3, 101)); });
-  auto grad_o = start([&] { return c.what == What::backward ? finish(normals(1, 102)) : std::vector<double>(); });
-  data::Tensors made = data::make(c.kind, 1, sizes);
+  const bool own_gradient = c.trained && !c.trained->front().grad_o.empty();
+  auto grad_o = start([&] {
+    if (c.what != What::backward) return std::vector<double>();
+    return finish(own_gradient ? trained(&data::TrainedHead::grad_o) : normals(1, 102));
+  });
+  using Head = data::TrainedHead;
+  data::Tensors made =
+      c.trained ? data::Tensors{trained(&Head::q), trained(&Head::k), trained(&Head::v)} : data::make(c.kind, 1, sizes);
   auto q = start([&] { return finish(std::move(made.q)); });
   auto k = start([&] { return finish(std::move(made.k)); });
   auto v = start([&] { return finish(std::move(made.v)); });
-  return {q.get(), k.get(), v.get(), x.get(), grad_o.get()};
+  const std::vector<double> ridge =
+      c.trained ? trained(&Head::ridge) : std::vector<double>(static_cast<size_t>(distinct * c.length), c.ridge);
+  return {q.get(), k.get(), v.get(), x.get(), grad_o.get(), repeat_heads(ridge, distinct, c, 1)};
 }
 
 bool same_inputs(const CudaCase& a, const CudaCase& b) {
   return (a.what == What::backward) == (b.what == What::backward) && a.dtype == b.dtype && a.batch == b.batch &&
-         a.heads == b.heads && a.length == b.length && a.dim == b.dim && a.kind == b.kind;
+         a.heads == b.heads && a.length == b.length && a.dim == b.dim && a.kind == b.kind && a.trained == b.trained;
 }
 
 CudaCall::CudaCall(const CudaCase& c, const CudaInputs& in, DType out)
@@ -116,7 +124,7 @@ CudaCall::CudaCall(const CudaCase& c, const CudaInputs& in, DType out)
       q_(c.dtype, in.q),
       k_(c.dtype, in.k),
       v_(c.dtype, in.v),
-      ridge_(ridge_dtype_, std::vector<double>(static_cast<size_t>(rows_), c.ridge)),
+      ridge_(ridge_dtype_, in.ridge),
       o_(static_cast<size_t>(elements_ * core::size_of(out))),
       iterations_(static_cast<size_t>(rows_) * 4) {
   const auto rows = [&](const DeviceArray& t, DType dtype) {

@@ -2,38 +2,38 @@
 #pragma once
 
 #include <cstddef>
-#include <memory>
+#include <optional>
 #include <vector>
 
 #include "bench/cuda_bench.hpp"
+#include "bench/device_memory.hpp"
 
 namespace lla::bench {
 
 void require_cuda(int error, const char* doing);  // a cudaError_t
 
+// Device memory that holds numbers of one type.
 class DeviceArray {
  public:
   DeviceArray() = default;
   explicit DeviceArray(size_t bytes);
   DeviceArray(DType dtype, const std::vector<double>& values);
 
-  void* data() const { return memory_.get(); }
-  size_t bytes() const { return bytes_; }
+  void* data() const { return memory_ ? memory_->data() : nullptr; }
+  size_t bytes() const { return memory_ ? memory_->size() : 0; }
   std::vector<std::byte> copy() const;
   std::vector<double> values(DType dtype, int64_t elements) const;
   void poison();  // NaN in every floating type
 
  private:
-  struct Free {
-    void operator()(void* p) const;
-  };
-  std::unique_ptr<void, Free> memory_;
-  size_t bytes_ = 0;
+  std::optional<DeviceMemory> memory_;
 };
 
-// Host copies of the inputs, dense (batch, length, heads, dim), rounded to the case's type.
+// Host copies of the inputs, dense (batch, length, heads, dim), rounded to the case's type; the ridge (batch, length,
+// heads).
 struct CudaInputs {
   std::vector<double> q, k, v, x, grad_o;  // grad_o: where there is a backward pass
+  std::vector<double> ridge;
 };
 CudaInputs make_cuda_inputs(const CudaCase& c);
 bool same_inputs(const CudaCase& a, const CudaCase& b);

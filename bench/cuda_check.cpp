@@ -105,7 +105,8 @@ std::vector<std::vector<double>> exact_rows(const CudaCase& c, const CudaInputs&
       if (c.given_x) {
         one.x = rows_of(c, inputs.x, at, i, i + 1);
       } else {
-        one.ridge.assign(static_cast<size_t>(c.dim), static_cast<double>(static_cast<float>(c.ridge)));
+        const double ridge = inputs.ridge[static_cast<size_t>((at.batch * c.length + i) * c.heads + at.head)];
+        one.ridge.assign(static_cast<size_t>(c.dim), static_cast<double>(static_cast<float>(ridge)));
       }
       one.scale = 1 / std::sqrt(static_cast<double>(c.dim));
       return reference::forward(one, {}).o;

@@ -69,7 +69,7 @@ class View(ctypes.Structure):
 
     @classmethod
     def of(cls, tensor):
-        dtype = {torch.float32: 1, torch.bfloat16: 3}[tensor.dtype]
+        dtype = {torch.float32: 1, torch.bfloat16: 3, torch.int32: 5}[tensor.dtype]
         view = cls(tensor.data_ptr(), dtype, int(tensor.is_cuda), 0, tensor.dim())
         view.size[:tensor.dim()], view.stride[:tensor.dim()] = tensor.shape, tensor.stride()
         return view
@@ -81,15 +81,35 @@ class ForwardSizes(ctypes.Structure):
 
 
 class ForwardArgs(ctypes.Structure):
-    """lla_forward_args up to its stream; without options it means their defaults"""
+    """lla_forward_args up to a cache's lengths; without options it means their defaults"""
     _fields_ = [("struct_size", ctypes.c_size_t), ("options", ctypes.c_void_p)] + [
         (name, View) for name in ("q", "k", "v", "ridge", "x", "o", "cu_seqlens_q", "cu_seqlens_k")] + [
         ("max_seqlen_q", ctypes.c_int64), ("max_seqlen_k", ctypes.c_int64)] + [
         (name, View) for name in ("saved", "iterations", "residual", "row_status")] + [
-        ("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_size_t), ("stream", ctypes.c_void_p)]
+        ("workspace", ctypes.c_void_p), ("workspace_bytes", ctypes.c_size_t), ("stream", ctypes.c_void_p), ("seqlens_k", View)]
 
 
-def c_call(q, k, v, ridge=None, x=None):
+class AppendArgs(ctypes.Structure):
+    """lla_cache_append_args"""
+    _fields_ = [("struct_size", ctypes.c_size_t)] + [
+        (name, View) for name in ("k", "v", "k_cache", "v_cache", "seqlens", "slots", "page_table", "cu_seqlens", "status")] + [
+        ("stream", ctypes.c_void_p)]
+
+
+def c_append(k, v, k_cache, v_cache, seqlens):
+    """lla_cache_append on the default stream, ready to run."""
+    library = ctypes.CDLL("liblla.so.0.1")
+    args = AppendArgs(ctypes.sizeof(AppendArgs))
+    args.k, args.v, args.k_cache, args.v_cache, args.seqlens = map(View.of, (k, v, k_cache, v_cache, seqlens))
+    reference, kept = ctypes.byref(args), args
+
+    def run():
+        assert library.lla_cache_append(reference) == 0, kept
+
+    return run
+
+
+def c_call(q, k, v, ridge=None, x=None, seqlens=None):
     """lla_forward on the default stream, ready to run."""
     library = ctypes.CDLL("liblla.so.0.1")  # loaded already, by the operators
     args = ForwardArgs()
@@ -100,6 +120,8 @@ def c_call(q, k, v, ridge=None, x=None):
         args.ridge = View.of(ridge)
     if x is not None:
         args.x = View.of(x)
+    if seqlens is not None:
+        args.seqlens_k = View.of(seqlens)
     sizes = ForwardSizes(ctypes.sizeof(ForwardSizes))
     assert library.lla_forward_query(ctypes.byref(args), ctypes.byref(sizes)) == 0
     workspace = torch.empty(sizes.workspace_bytes + 256, dtype=torch.uint8, device=q.device)
@@ -126,12 +148,28 @@ def main():
     bhld = [t.transpose(1, 2).contiguous() for t in (q, k, v)]
     trained_bhld = [t.clone().requires_grad_() for t in bhld]
     g = torch.ones_like(q)
+    cache = [torch.randn(1, 256, 2, 64, device=device, dtype=dtype) for _ in range(2)]
+    filled = torch.full((1,), 128, dtype=torch.int32, device=device)
+    q1, k1, v1, ridge1, x1 = (t[:, :1].contiguous() for t in (q, k, v, ridge, x))
+    lengths = filled + 1
+    append = c_append(k1, v1, *cache, filled)
+    steps = c_call(q1, *cache, ridge1, seqlens=lengths), c_call(q1, *cache, x=x1, seqlens=lengths)
+    cached = [torch.randn(1, 2, n, 64, device=device, dtype=dtype) for n in (1, 128, 128)]
     calls = {
         "lla_attention": (lambda: lla.lla_attention(q, k, v, ridge), c_call(q, k, v, ridge)),
         "  ridge a number": (lambda: lla.lla_attention(q, k, v, 0.1), None),
         "  gradients wanted": (lambda: lla.lla_attention(*trained), None),
         "  and taken": (lambda: torch.autograd.grad(lla.lla_attention(*trained), trained, g), None),
         "parallax_attention": (lambda: lla.parallax_attention(q, k, v, x), c_call(q, k, v, x=x)),
+        "lla_attention_with_kvcache": (
+            lambda: lla.lla_attention_with_kvcache(q1, *cache, ridge1, cache_seqlens=filled), steps[0]),
+        "  appending": (
+            lambda: lla.lla_attention_with_kvcache(q1, *cache, ridge1, k1, v1, cache_seqlens=filled),
+            lambda: (append(), steps[0]())),
+        "  x given, appending": (
+            lambda: lla.parallax_attention_with_kvcache(q1, *cache, x1, k1, v1, cache_seqlens=filled),
+            lambda: (append(), steps[1]())),
+        "  sdpa over as many keys": (lambda: F.scaled_dot_product_attention(*cached), None),
         "scaled_dot_product_attention": (lambda: F.scaled_dot_product_attention(*bhld, is_causal=True), None),
         "  gradients wanted and taken": (lambda: torch.autograd.grad(
             F.scaled_dot_product_attention(*trained_bhld, is_causal=True), trained_bhld, torch.ones_like(bhld[0])), None),

@@ -34,5 +34,11 @@ if [ -f "$build/bindings/torch/liblla_torch.so" ]; then  # for the training soak
   install -d "$target/python/lla"
   install -m 644 python/lla/*.py "$target/python/lla/"
   install -m 755 scripts/train_soak.py "$target/"
+  if [ -x "$build/bin/lla_train" ]; then  # it reads the soak's text; torch's libraries are those of the machine there
+    install -m 755 "$build/bin/lla_train" "$target/"
+    strip "$target/lla_train"
+    ldd "$build/bin/lla_train" | awk '$1 ~ /^lib(fmt|hwy)\.so/ { print $3 }' |
+      while read -r library; do install -m 644 "$library" "$target/"; done
+  fi
 fi
 echo "$target: $(ls "$target" | tr '\n' ' ')"

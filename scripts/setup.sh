@@ -3,7 +3,7 @@
 #
 #   scripts/setup.sh run    build the CPU part, draw figures
 #   scripts/setup.sh test   ... and run every test (GoogleTest, PyTorch; CUTLASS headers where nvcc is present)
-#   scripts/setup.sh bench | tidy | format | neon | browser   ... and what that target needs beside `run`
+#   scripts/setup.sh bench | tidy | format | neon | abi | browser   ... and what that target needs beside `run`
 #
 # Libraries and tools come from the system's packages (Debian 12, Ubuntu 24.04). Where this user may not install them,
 # the one command to run is printed and the script fails. Python packages go into .venv, never into the system.
@@ -22,8 +22,8 @@ fail() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 have() { command -v "$1" >/dev/null 2>&1; }
 
 case $purpose in
-  run | test | bench | tidy | format | neon | browser) ;;
-  *) fail "unknown purpose '$purpose'; one of: run test bench tidy format neon browser" ;;
+  run | test | bench | tidy | format | neon | abi | browser) ;;
+  *) fail "unknown purpose '$purpose'; one of: run test bench tidy format neon abi browser" ;;
 esac
 
 # --- Already done? -------------------------------------------------------------------------------------------------
@@ -60,6 +60,7 @@ if [ "$purpose" = test ] || [ "$purpose" = bench ]; then
   have pkg-config && pkg-config --exists openblas || missing+=(libopenblas-dev)
 fi
 [ "$purpose" = tidy ] && need_command clang-tidy clang-tidy
+[ "$purpose" = abi ] && need_command abidiff abigail-tools
 if [ "$purpose" = neon ]; then
   need_command aarch64-linux-gnu-g++ g++-aarch64-linux-gnu
   need_command qemu-aarch64 qemu-user

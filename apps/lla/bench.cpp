@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <limits>
 #include <map>
 #include <memory>
 #include <stdexcept>
@@ -46,6 +47,7 @@ bench::Case case_of(const BenchOptions& o, DType default_dtype, int64_t dim, int
   c.length = length;
   c.dim = dim;
   c.kind = o.kind;
+  c.trained = o.trained;
   c.ridge = o.ridge;
   c.causal = o.causal;
   c.tolerance = o.tolerance;
@@ -73,7 +75,7 @@ const std::map<std::string, Weights> kWeights = {
 
 struct Command {
   BenchOptions options;
-  std::string device = "cpu", dtype, kind = "randn", solver = "auto", weights = "auto", json;
+  std::string device = "cpu", dtype, kind = "randn", data, solver = "auto", weights = "auto", json;
   bool full = false;
 };
 
@@ -140,6 +142,23 @@ void write_json(const Command& command, const BenchReport& report) {
   write_file(command.json, all.dump(2) + "\n");
 }
 
+// Trained heads decide about shapes and ridges.
+void take_heads(Command& command) {
+  BenchOptions& o = command.options;
+  const std::vector<data::TrainedHead> all = data::read_heads(command.data);
+  o.trained = std::make_shared<const std::vector<data::TrainedHead>>(data::longest_heads(all));
+  if (o.trained->size() < all.size()) {
+    fmt::print(stderr, "{}: {} of {} heads, those of {} rows\n", command.data, o.trained->size(), all.size(),
+               o.trained->front().length);
+  }
+  o.lengths = {o.trained->front().length};
+  o.dims = {o.trained->front().dim};
+  o.heads = static_cast<int64_t>(o.trained->size());
+  o.ridge = std::numeric_limits<double>::infinity();
+  for (const data::TrainedHead& head : *o.trained) o.ridge = std::min(o.ridge, std::ranges::min(head.ridge));
+  command.kind = command.data;
+}
+
 void run(Command& command) {
   BenchOptions& o = command.options;
   if (!command.dtype.empty()) o.dtype = kDtypes.at(command.dtype);
@@ -147,6 +166,7 @@ void run(Command& command) {
   o.weights = kWeights.at(command.weights);
   o.kind = *data::find_kind(command.kind);
   o.causal = !command.full;
+  if (!command.data.empty()) take_heads(command);
   const BenchDevice& device = find_device(command.device);
   if (const std::string reason = device.refuse(o); !reason.empty()) {
     throw CLI::ValidationError(fmt::format("bench {}", name(o.what)), reason);
@@ -158,8 +178,9 @@ void run(Command& command) {
     device.run(o, report, [&](double done) { bar.reach(done); });
   }
   const std::string heads = o.table ? "" : fmt::format(", batch {}, heads {}", o.batch, o.heads);
-  fmt::print("lla {} {} on {}: {}, {}, ridge {}, tolerance {}{}\n{}\n", lla_version(), name(o.what), device.name,
-             command.kind, o.causal ? "causal" : "full", o.ridge, o.tolerance, heads, lla_machine_description());
+  fmt::print("lla {} {} on {}: {}, {}, ridge {}{}, tolerance {}{}\n{}\n", lla_version(), name(o.what), device.name,
+             command.kind, o.causal ? "causal" : "full", o.trained ? "their own, from " : "", o.ridge, o.tolerance,
+             heads, lla_machine_description());
   o.table ? print_markdown(report) : print(report);
   if (!command.json.empty()) write_json(command, report);
   if (!report.failures.empty()) {
@@ -219,6 +240,11 @@ void add(CLI::App& bench, BenchWhat what, const char* description) {
         ->check(one_of(kinds))
         ->capture_default_str()
         ->type_name("KIND");
+    app->add_option("--data", command->data,
+                    "Heads of a trained model instead of a kind, with their own shapes and ridges: a folder with "
+                    "NAME_q.npy, _k, _v, _ridge and perhaps _g (an .npz file, unzipped), or a case file")
+        ->check(CLI::ExistingPath.description(""))
+        ->type_name("PATH");
     app->add_flag("--full", command->full, "Every query sees every key (default: causal)");
     app->add_option("--weights", command->weights, "auto, recompute or cached; on a GPU")
         ->check(CLI::IsMember(kWeights))
@@ -259,6 +285,11 @@ void add(CLI::App& bench, BenchWhat what, const char* description) {
       ->check(not_empty())
       ->type_name("FILE");
   app->callback([command, app] {
+    for (const char* chosen : {"--length", "--dim", "--heads", "--kind", "--ridge", "--table"}) {
+      if (!command->data.empty() && app->get_option_no_throw(chosen) != nullptr && app->count(chosen) > 0) {
+        throw CLI::ValidationError("--data", fmt::format("has its own shapes and ridges, {} cannot be given", chosen));
+      }
+    }
     for (const char* chosen : {"--length", "--dim", "--batch", "--heads", "--weights", "--given-x"}) {
       if (command->options.table && app->get_option_no_throw(chosen) != nullptr && app->count(chosen) > 0) {
         throw CLI::ValidationError("--table",

@@ -24,6 +24,7 @@ struct BenchOptions {
   std::vector<int64_t> lengths;  // empty: the default
   std::vector<int64_t> dims;     // empty: the default
   data::Kind kind = data::Kind::randn;
+  std::shared_ptr<const std::vector<data::TrainedHead>> trained;  // instead of a kind, where given
   double ridge = 0.1;
   bool causal = true;
   double tolerance = 1e-3;

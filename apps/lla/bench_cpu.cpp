@@ -1,4 +1,5 @@
-// `lla bench ... --device cpu`: executed products per second over what a BLAS reaches, time over a naive implementation, growth.
+// `lla bench ... --device cpu`: executed products per second over what a BLAS reaches, time over a naive
+// implementation, growth.
 #include <algorithm>
 #include <stdexcept>
 

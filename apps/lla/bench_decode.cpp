@@ -1,5 +1,5 @@
-// `lla bench decode`: new queries of every sequence over a key-value cache, contiguous or paged. One sequence is checked
-// against fp64 before anything is timed; on a GPU the call is a graph that is replayed.
+// `lla bench decode`: new queries of every sequence over a key-value cache, contiguous or paged. One sequence is
+// checked against fp64 before anything is timed; on a GPU the call is a graph that is replayed.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -11,10 +11,10 @@
 #include <fmt/core.h>
 
 #include "bench.hpp"
+#include "bench/device_memory.hpp"
 #include "core/convert.hpp"
 #include "core/text.hpp"
 #include "data/data.hpp"
-#include "device_memory.hpp"
 #if LLA_HAVE_CUDA
 #include <cuda_runtime_api.h>
 #endif
@@ -22,6 +22,8 @@
 namespace lla::app {
 namespace {
 
+using bench::DeviceMemory;
+using bench::synchronize;
 using core::Device;
 
 void require(const Status& status) {

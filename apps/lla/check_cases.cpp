@@ -151,8 +151,9 @@ std::vector<CheckCase> check_cases(bool quick) {
   return cases;
 }
 
-// fp64 and fp32: the accuracy the project promises. 16 bits run at a tighter tolerance than the default here, because windows with
-// fewer keys than dimensions are harder than anything promised; output at the default tolerance is held by tests/core/accuracy_test.
+// fp64 and fp32: the accuracy the project promises. 16 bits run at a tighter tolerance than the default here, because
+// windows with fewer keys than dimensions are harder than anything promised; output at the default tolerance is held by
+// tests/core/accuracy_test.
 CheckGates check_gates(const CheckCase& c) {
   if (c.degenerate()) {  // the loosest of the below: nobody has studied these
     return c.dtype == DType::f64   ? CheckGates{1e-9, 1e-9}

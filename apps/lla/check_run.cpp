@@ -6,14 +6,16 @@
 #include <optional>
 #include <utility>
 
+#include "bench/device_memory.hpp"
 #include "core/convert.hpp"
 #include "core/text.hpp"
 #include "data/degenerate.hpp"
-#include "device_memory.hpp"
 
 namespace lla::app {
 namespace {
 
+using bench::DeviceMemory;
+using bench::synchronize;
 using core::Device;
 using core::RidgeShape;
 

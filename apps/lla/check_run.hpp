@@ -46,11 +46,11 @@ struct CheckErrors {
   double gradients = 0;             // the worst of
   const char* worst_gradient = "";  // "dq", "dk", "dv", "dridge" or "dx"
 };
-// Relative norms. Of o, dq, dk and dv in the worst batch entry (or packed sequence) and head; in dq and dk the rounding of
-// their largest intermediate is forgiven, since where weights are peaked they are tiny differences of large terms. Of dridge
-// over the whole, relative to the terms it sums up: their signs differ, so the sum may be next to nothing. With `moved`, the
-// reference on perturbed inputs, what it is off by is forgiven as well, and the accuracy of results some of whose rows report no
-// solution: those must be finite.
+// Relative norms. Of o, dq, dk and dv in the worst batch entry (or packed sequence) and head; in dq and dk the rounding
+// of their largest intermediate is forgiven, since where weights are peaked they are tiny differences of large terms.
+// Of dridge over the whole, relative to the terms it sums up: their signs differ, so the sum may be next to nothing.
+// With `moved`, the reference on perturbed inputs, what it is off by is forgiven as well, and the accuracy of results
+// some of whose rows report no solution: those must be finite.
 CheckErrors check_errors(const CheckCase& c, const CheckInputs& inputs, const CheckResult& reference,
                          const CheckResult& result, const CheckResult* moved = nullptr);
 

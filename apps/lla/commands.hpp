@@ -1,4 +1,5 @@
-// The subcommands of `lla`. Each add_NAME declares its options on `root` and, when it is chosen, runs and sets `exit_code`.
+// The subcommands of `lla`. Each add_NAME declares its options on `root` and, when it is chosen, runs and sets
+// `exit_code`.
 #pragma once
 
 namespace CLI {

@@ -1,5 +1,5 @@
-// What a word on the command line must be. Numbers: a finite one, within its range, or an error before any work is done. (CLI11's own checks let
-// NaN through, and read an empty word as a number.)
+// What a word on the command line must be. Numbers: a finite one, within its range, or an error before any work is
+// done. (CLI11's own checks let NaN through, and read an empty word as a number.)
 #pragma once
 
 #include <CLI/CLI.hpp>

@@ -1,5 +1,5 @@
-// A progress bar on stderr, for work that may take longer than two seconds. Draws nothing before that, and nothing at all
-// when stderr is not a terminal; leaves no trace when it is done.
+// A progress bar on stderr, for work that may take longer than two seconds. Draws nothing before that, and nothing at
+// all when stderr is not a terminal; leaves no trace when it is done.
 #pragma once
 
 #include <chrono>

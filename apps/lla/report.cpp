@@ -25,8 +25,8 @@ namespace {
 using experiments::Failure;
 namespace fs = std::filesystem;
 
-// Runs a program with its output on ours (or nowhere); its exit code, or -1 when it could not be started. It runs in the
-// root folder: Python and matplotlib take modules and settings from the current one, which is anybody's.
+// Runs a program with its output on ours (or nowhere); its exit code, or -1 when it could not be started. It runs in
+// the root folder: Python and matplotlib take modules and settings from the current one, which is anybody's.
 int run_program(const std::vector<std::string>& words, bool quiet) {
   std::vector<char*> argv;
   for (const auto& word : words) argv.push_back(const_cast<char*>(word.c_str()));
@@ -55,8 +55,8 @@ fs::path package_folder() {
   throw Failure("the figures' Python package lla_report was not found beside this program or in its source tree");
 }
 
-// The interpreter named by LLA_PYTHON, or else the first of ours and the system's that has matplotlib. Always isolated (-I):
-// neither the environment nor the current folder adds modules.
+// The interpreter named by LLA_PYTHON, or else the first of ours and the system's that has matplotlib. Always isolated
+// (-I): neither the environment nor the current folder adds modules.
 std::string find_python() {
   const auto works = [](const std::string& python) {
     return run_program({python, "-I", "-c", "import matplotlib"}, true) == 0;

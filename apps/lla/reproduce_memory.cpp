@@ -1,4 +1,5 @@
-// `lla reproduce memory`: working set and time against the length (the paper's figure on memory).
+// `lla reproduce memory`: working set and time against the length (the paper's figure on memory), and with --decode
+// those of a step of generation (its claim for inference).
 #include <CLI/CLI.hpp>
 
 #include <memory>
@@ -13,11 +14,14 @@
 namespace lla::app {
 namespace {
 
+constexpr const char* kOut = "out/memory";
+
 struct Options {
   CommonOptions common;
-  bool quick = false, paper = false;
+  bool quick = false, paper = false, decode = false;
   double limit_gib = 0, seconds = 0;
   experiments::MemoryRun run;
+  CLI::Option *dims = nullptr, *batches = nullptr;
 };
 
 void print(const experiments::Json& file) {
@@ -47,7 +51,10 @@ int run(Options o) {
   // On a GPU a line ends where the device has no room; 2^28 is beyond all of them.
   const bool cuda = o.run.device == experiments::Device::cuda;
   const int64_t longest = o.quick ? 4096 : cuda ? int64_t{1} << 28 : 16384;
-  for (int64_t n = 256; n <= longest; n *= 2) o.run.lengths.push_back(n);
+  const int64_t longest_cache = o.quick ? 8192 : cuda ? 524288 : 131072;
+  for (int64_t n = o.decode ? 1024 : 256; n <= (o.decode ? longest_cache : longest); n *= 2) {
+    o.run.lengths.push_back(n);
+  }
   if (!cuda && (o.paper || o.seconds > 0)) {
     throw experiments::Failure("--paper and --seconds are for a GPU: give --device cuda too");
   }
@@ -56,7 +63,13 @@ int run(Options o) {
   }
   if (o.seconds > 0) o.run.limit_seconds = o.seconds;
   if (o.paper) o.run.dims = {64, 128}, o.run.batches = {1, 4, 16}, o.run.dtypes = {"bf16", "f32"};
-  return run_and_print("memory", o.common, o.run, print);
+  o.run.decode = o.decode;
+  if (o.decode && o.common.out == kOut) o.common.out += "-decode";
+  if (o.decode && !o.paper) {
+    if (o.dims->empty()) o.run.dims = {64, 128};
+    if (o.batches->empty()) o.run.batches = {1, 8};
+  }
+  return run_and_print(o.decode ? "memory-decode" : "memory", o.common, o.run, print);
 }
 
 }  // namespace
@@ -65,18 +78,24 @@ void add_reproduce_memory(CLI::App& reproduce, int& exit_code) {
   auto o = std::make_shared<Options>();
   CLI::App* command =
       reproduce.add_subcommand("memory", "Peak memory and time of naive LLA, blockwise LLA and softmax attention");
-  add_common_options(*command, o->common, "out/memory", true);
-  command->add_flag("--quick", o->quick, "Lengths up to 4096");
+  add_common_options(*command, o->common, kOut, true);
+  command->add_flag("--quick", o->quick, "Lengths up to 4096 (8192 with --decode)");
+  command->add_flag(
+      "--decode", o->decode,
+      "One step of generation: memory above a cache of n keys, by default in out/memory-decode, with d = 64 "
+      "and 128 and batches of 1 and 8 heads");
   auto* paper =
       command->add_flag("--paper", o->paper, "On a GPU: d = 64 and 128, batches of 1, 4 and 16 heads, bf16 and f32");
-  command->add_option("--d", o->run.dims, "Head dimension; repeatable")
-      ->capture_default_str()
-      ->excludes(paper)
-      ->check(whole_number(1, 256));
-  command->add_option("--batch", o->run.batches, "Heads at once; repeatable; above 1 on a GPU only")
-      ->capture_default_str()
-      ->excludes(paper)
-      ->check(whole_number(1, 1024));
+  o->dims = command->add_option("--d", o->run.dims, "Head dimension; repeatable")
+                ->capture_default_str()
+                ->excludes(paper)
+                ->check(whole_number(1, 256));
+  o->batches =
+      command
+          ->add_option("--batch", o->run.batches, "Heads at once; repeatable; above 1 on a GPU or with --decode only")
+          ->capture_default_str()
+          ->excludes(paper)
+          ->check(whole_number(1, 1024));
   command->add_option("--dtype", o->run.dtypes, "Of the inputs; repeatable; bf16 on a GPU only")
       ->capture_default_str()
       ->excludes(paper)

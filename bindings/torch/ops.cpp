@@ -197,6 +197,7 @@ struct CallMemory {
 struct ForwardMemory : CallMemory {
   MaybeTensor* saved;
   MaybeTensor* row_info;
+  const CacheAppendArgs* append;  // what goes into the cache once the library has taken the call, or null
   MaybeTensor o;
 
   static lla_status allocate(void* context, const lla_forward_sizes* sizes, lla_forward_args* args) {
@@ -209,6 +210,7 @@ struct ForwardMemory : CallMemory {
         args->saved = view(**made.saved, "saved");
       }
       if (made.row_info != nullptr) *made.row_info = make_row_info(*args, made.q);
+      if (made.append != nullptr) check(lla_cache_append(made.append));
     });
   }
 };
@@ -229,15 +231,17 @@ void run(Args& args, Memory& memory, lla_status (*call)(const typename Args::Bas
   check(status);
 }
 
-// The output; also what the backward pass needs and what is known of each row, where a place for them is given.
+// The output; also what the backward pass needs and what is known of each row, where a place for them is given. New
+// keys and values are written once the call is known to be good.
 Tensor run_forward(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& ridge, const MaybeTensor& x,
-                   const Options& options, const Cache& cache, MaybeTensor* saved, MaybeTensor* row_info) {
+                   const Options& options, const Cache& cache, MaybeTensor* saved, MaybeTensor* row_info,
+                   const CacheAppendArgs* append = nullptr) {
   const auto guard = enter_device(q);
   ForwardArgs args;
   fill(args, q, k, v, ridge, x, options);
   fill(args, cache);
   args.o = describe_output(args.q, args.v);
-  ForwardMemory memory{{q, {}, {}}, saved, row_info, {}};
+  ForwardMemory memory{{q, {}, {}}, saved, row_info, append, {}};
   run(args, memory, lla_forward);
   return *memory.o;
 }
@@ -303,9 +307,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   return {dq, dk, dv, dridge, row_info};
 }
 
-void cache_append(Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, MaybeTensor seqlens, MaybeTensor slots,
-                  MaybeTensor page_table, MaybeTensor cu_seqlens) {
-  const auto guard = enter_device(k);
+CacheAppendArgs append_args(const Tensor& k, const Tensor& v, const Tensor& k_cache, const Tensor& v_cache,
+                            const MaybeTensor& seqlens, const MaybeTensor& slots, const MaybeTensor& page_table,
+                            const MaybeTensor& cu_seqlens) {
   CacheAppendArgs args;
   args.k = view(k, "k");
   args.v = view(v, "v");
@@ -316,7 +320,29 @@ void cache_append(Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, MaybeTenso
   args.page_table = view(page_table, "page_table");
   args.cu_seqlens = view(cu_seqlens, "cu_seqlens");
   args.stream = current_stream(k);
+  return args;
+}
+
+void cache_append(Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, MaybeTensor seqlens, MaybeTensor slots,
+                  MaybeTensor page_table, MaybeTensor cu_seqlens) {
+  const auto guard = enter_device(k);
+  const CacheAppendArgs args = append_args(k, v, k_cache, v_cache, seqlens, slots, page_table, cu_seqlens);
   check(lla_cache_append(&args));
+}
+
+// A step of generation in one call: checks, writes the new keys and values, attends. Nothing is written where the
+// attention is refused.
+Tensor append_inference(Tensor new_k, Tensor new_v, Tensor seqlens, Tensor q, Tensor k, Tensor v, MaybeTensor ridge,
+                        MaybeTensor x, MaybeTensor cu_seqlens_q, MaybeTensor cu_seqlens_k, int64_t max_seqlen_q,
+                        int64_t max_seqlen_k, std::optional<double> scale, bool causal, int64_t window_left,
+                        int64_t window_right, std::optional<double> tol, int64_t max_iterations, std::string solver,
+                        std::optional<std::string> implementation, bool tf32, bool batch_invariant,
+                        MaybeTensor seqlens_k, MaybeTensor page_table, MaybeTensor first_key, int64_t max_total_k) {
+  const CacheAppendArgs append = append_args(new_k, new_v, k, v, seqlens, {}, page_table, cu_seqlens_q);
+  return run_forward(q, k, v, ridge, x,
+                     {cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right,
+                      tol, max_iterations, solver, implementation, tf32, batch_invariant},
+                     {seqlens_k, page_table, first_key, max_total_k}, nullptr, nullptr, &append);
 }
 
 // Text as a tensor (uint8, zero-padded to a fixed size), so that a traced graph can hold the call.
@@ -420,6 +446,7 @@ void register_kernels(torch::stable::detail::StableLibrary& library) {
   library.impl("plan", TORCH_BOX(&plan));
   library.impl("check_call", TORCH_BOX(&check_call));
   library.impl("cache_append", TORCH_BOX(&cache_append));
+  library.impl("append_inference", TORCH_BOX(&append_inference));
 }
 
 }  // namespace
@@ -446,8 +473,11 @@ STABLE_TORCH_LIBRARY(lla, m) {
       "batch_invariant, int max_total_k) -> int");
   m.def(
       "cache_append(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? seqlens, Tensor? slots, "
-      "Tensor? "
-      "page_table, Tensor? cu_seqlens) -> ()");
+      "Tensor? page_table, Tensor? cu_seqlens) -> ()");
+  m.def(("append_inference(Tensor new_k, Tensor new_v, Tensor seqlens, Tensor q, Tensor(a!) k, Tensor(b!) v, Tensor? "
+         "ridge, Tensor? x, " +
+         kDefaultsSchema + ") -> Tensor")
+            .c_str());
   m.def("saved_row_elements(int dim, int value_dim) -> int");
   m.def("implementations() -> str");
   m.def("machine() -> str");

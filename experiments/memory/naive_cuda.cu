@@ -34,10 +34,11 @@ __device__ float block_sum(float x, float* shared) {
   return sum;
 }
 
-// w_ij = exp(logit - largest logit) and z_ij = k_j - q_i for j <= i.
+// w_ij = exp(logit - largest logit) and z_ij = k_j - q_i for the keys j up to the query's own position, `last`.
 template <class T>
-__global__ void weights_kernel(int64_t n, int d, float scale, const T* q, const T* k, T* weights, T* differences) {
-  const int64_t i = blockIdx.x, row = blockIdx.y * n + i;
+__global__ void weights_kernel(int64_t queries, int64_t n, int d, float scale, const T* q, const T* k, T* weights,
+                               T* differences) {
+  const int64_t row = blockIdx.y * queries + blockIdx.x, last = blockIdx.x + n - queries;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   __shared__ float query[kNaiveMaxDim], tops[kWarps];
   for (int c = threadIdx.x; c < d; c += kThreads) query[c] = wide(q[row * d + c]);
@@ -49,11 +50,11 @@ __global__ void weights_kernel(int64_t n, int d, float scale, const T* q, const 
     return scale * warp_sum(dot);
   };
   float top = -INFINITY;
-  for (int64_t j = warp; j <= i; j += kWarps) top = fmaxf(top, logit(j));
+  for (int64_t j = warp; j <= last; j += kWarps) top = fmaxf(top, logit(j));
   if (lane == 0) tops[warp] = top;
   __syncthreads();
   for (int w = 0; w < kWarps; ++w) top = fmaxf(top, tops[w]);
-  for (int64_t j = warp; j <= i; j += kWarps) {
+  for (int64_t j = warp; j <= last; j += kWarps) {
     const float w = expf(logit(j) - top);
     if (lane == 0) narrow(w, weights[row * n + j]);
     for (int c = lane; c < d; c += 32) narrow(wide(keys[j * d + c]) - query[c], differences[(row * n + j) * d + c]);
@@ -64,16 +65,17 @@ __global__ void weights_kernel(int64_t n, int d, float scale, const T* q, const 
 constexpr int kSide = 8, kTile = 16;
 
 template <class T>
-__global__ void matrix_kernel(int64_t n, int d, const T* weights, const T* differences, float* matrices) {
-  const int64_t i = blockIdx.x, row = blockIdx.y * n + i;
+__global__ void matrix_kernel(int64_t queries, int64_t n, int d, const T* weights, const T* differences,
+                              float* matrices) {
+  const int64_t row = blockIdx.y * queries + blockIdx.x, last = blockIdx.x + n - queries;
   __shared__ float z[kTile][kNaiveMaxDim], wz[kTile][kNaiveMaxDim];
   const int a = threadIdx.x / 16, b = threadIdx.x % 16;  // rows a, a + 16, ..., columns b, b + 16, ...
   float sum[kSide][kSide] = {};
-  for (int64_t first = 0; first <= i; first += kTile) {
+  for (int64_t first = 0; first <= last; first += kTile) {
     for (int at = threadIdx.x; at < kTile * kNaiveMaxDim; at += kThreads) {
       const int t = at / kNaiveMaxDim, c = at % kNaiveMaxDim;
       const int64_t j = first + t;
-      const bool there = j <= i && c < d;
+      const bool there = j <= last && c < d;
       z[t][c] = there ? wide(differences[(row * n + j) * d + c]) : 0.0f;
       wz[t][c] = there ? wide(weights[row * n + j]) * z[t][c] : 0.0f;
     }
@@ -96,20 +98,20 @@ __global__ void matrix_kernel(int64_t n, int d, const T* weights, const T* diffe
 
 // omega, mu, rho by Cholesky in shared memory, then o = sum of w (1 - z.rho) / (omega - mu.rho) v.
 template <class T>
-__global__ void output_kernel(int64_t n, int d, float ridge, const T* weights, const T* differences,
+__global__ void output_kernel(int64_t queries, int64_t n, int d, float ridge, const T* weights, const T* differences,
                               const float* matrices, const T* v, T* o) {
   extern __shared__ float a[];  // (d, d)
   __shared__ float mu[kNaiveMaxDim], rho[kNaiveMaxDim], scratch[kWarps], partial[kWarps][kNaiveMaxDim];
-  const int64_t i = blockIdx.x, row = blockIdx.y * n + i;
+  const int64_t row = blockIdx.y * queries + blockIdx.x, last = blockIdx.x + n - queries;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const T* w = weights + row * n;
   const T* z = differences + row * n * d;
   float part = 0;
-  for (int64_t j = threadIdx.x; j <= i; j += kThreads) part += wide(w[j]);
+  for (int64_t j = threadIdx.x; j <= last; j += kThreads) part += wide(w[j]);
   const float omega = block_sum(part, scratch);
   for (int c = threadIdx.x; c < d; c += kThreads) {
     float sum = 0;
-    for (int64_t j = 0; j <= i; ++j) sum += wide(w[j]) * wide(z[j * d + c]);
+    for (int64_t j = 0; j <= last; ++j) sum += wide(w[j]) * wide(z[j * d + c]);
     mu[c] = rho[c] = sum;
   }
   for (int at = threadIdx.x; at < d * d; at += kThreads) {
@@ -143,7 +145,7 @@ __global__ void output_kernel(int64_t n, int d, float ridge, const T* weights, c
   const float delta = omega - block_sum(part, scratch);
   float out[kNaiveMaxDim / 32] = {};
   const T* values = v + blockIdx.y * n * d;
-  for (int64_t j = warp; j <= i; j += kWarps) {
+  for (int64_t j = warp; j <= last; j += kWarps) {
     float dot = 0;
     for (int c = lane; c < d; c += 32) dot += wide(z[j * d + c]) * rho[c];
     const float share = wide(w[j]) * (1 - warp_sum(dot)) / delta;
@@ -165,16 +167,16 @@ void check(cudaError_t error) {
 
 template <class T>
 void launch(const NaiveProblem& p, cudaStream_t stream, T* weights, T* differences, float* matrices) {
-  const dim3 grid(static_cast<unsigned>(p.n), static_cast<unsigned>(p.batch));
-  const int d = static_cast<int>(p.d);
-  const size_t shared = p.d * p.d * sizeof(float);
-  weights_kernel<<<grid, kThreads, 0, stream>>>(p.n, d, p.scale, static_cast<const T*>(p.q), static_cast<const T*>(p.k),
-                                                weights, differences);
+  const dim3 grid(static_cast<unsigned>(p.queries), static_cast<unsigned>(p.batch));
+  const int d = static_cast<int>(p.dim);
+  const size_t shared = p.dim * p.dim * sizeof(float);
+  weights_kernel<<<grid, kThreads, 0, stream>>>(p.queries, p.keys, d, p.scale, static_cast<const T*>(p.q),
+                                                static_cast<const T*>(p.k), weights, differences);
   check(cudaGetLastError());
-  matrix_kernel<<<grid, kThreads, 0, stream>>>(p.n, d, weights, differences, matrices);
+  matrix_kernel<<<grid, kThreads, 0, stream>>>(p.queries, p.keys, d, weights, differences, matrices);
   check(cudaGetLastError());
   check(cudaFuncSetAttribute(output_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
-  output_kernel<<<grid, kThreads, shared, stream>>>(p.n, d, p.ridge, weights, differences, matrices,
+  output_kernel<<<grid, kThreads, shared, stream>>>(p.queries, p.keys, d, p.ridge, weights, differences, matrices,
                                                     static_cast<const T*>(p.v), static_cast<T*>(p.o));
   check(cudaGetLastError());
 }
@@ -182,7 +184,7 @@ void launch(const NaiveProblem& p, cudaStream_t stream, T* weights, T* differenc
 }  // namespace
 
 void naive_lla_cuda(DeviceMemory& memory, const NaiveProblem& p, void* weights, void* differences, float* matrices) {
-  if (p.d > kNaiveMaxDim) throw std::runtime_error("the naive form on a GPU takes head dimensions up to 128");
+  if (p.dim > kNaiveMaxDim) throw std::runtime_error("the naive form on a GPU takes head dimensions up to 128");
   const auto stream = static_cast<cudaStream_t>(memory.stream());
   if (p.bf16) {
     launch(p, stream, static_cast<__nv_bfloat16*>(weights), static_cast<__nv_bfloat16*>(differences), matrices);

@@ -1,18 +1,18 @@
-// The naive form on a GPU: weights (n, n) and differences k_j - q_i (n, n, d) in the inputs' type, one fp32 matrix (d,
-// d) per query, each for every sequence of the batch. What blockwise computation is measured against there.
+// The naive form on a GPU: weights (queries, keys) and differences k_j - q_i (queries, keys, d) in the inputs' type, one
+// fp32 matrix (d, d) per query, each for every sequence of the batch.
 #pragma once
 
 #include <cstdint>
 
 #include "common/device.hpp"
+#include "memory/naive.hpp"
 
 namespace lla::experiments {
 
-struct NaiveProblem {
-  int64_t batch, n, d;
+struct NaiveProblem : NaiveSizes {
   bool bf16;  // else f32
   float scale, ridge;
-  const void *q, *k, *v;  // (batch, n, d), causal
+  const void *q, *k, *v;
   void* o;
 };
 
@@ -21,7 +21,7 @@ struct NaiveBlocks {
   double weights, differences, matrices;
   double total() const { return weights + differences + matrices; }
 };
-NaiveBlocks naive_blocks(int64_t batch, int64_t n, int64_t d, int64_t element_bytes);
+NaiveBlocks naive_blocks(const NaiveSizes&, int64_t element_bytes);
 
 // The largest d it takes.
 inline constexpr int64_t kNaiveMaxDim = 128;

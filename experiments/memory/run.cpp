@@ -25,24 +25,40 @@ constexpr int kRepeats = 4;
 constexpr double kRepeatBelow = 5;  // seconds
 constexpr int64_t kFitFrom = 1024;  // shorter ones are dominated by fixed costs
 
-// One head's inputs and output, in memory that has been touched.
-struct Head {
-  std::vector<float> q, k, v, o;
-  Head(uint64_t seed, int64_t n, int64_t d) : q(n * d), k(q.size()), v(q.size()), o(q.size(), 0.0f) {
+// Inputs and output, in memory that has been touched.
+struct Heads {
+  NaiveSizes size;
+  std::vector<float> q, k, v, x, o;
+  std::vector<int32_t> lengths;
+  Heads(uint64_t seed, const NaiveSizes& s)
+      : size(s),
+        q(s.batch * s.queries * s.dim),
+        k(s.batch * s.keys * s.dim),
+        v(k.size()),
+        x(q.size(), 0.0f),
+        o(q.size(), 0.0f),
+        lengths(s.batch, static_cast<int32_t>(s.keys)) {
     uint64_t purpose = 0;
-    for (auto* x : {&q, &k, &v}) Stream(seed, n, purpose++).normal(x->data(), x->size());
+    for (auto* t : {&q, &k, &v}) Stream(seed, s.keys, purpose++).normal(t->data(), t->size());
   }
 };
 
-// Blockwise attention on the CPU: LLA, or softmax attention as its infinite ridge.
-Cost attention(const MemoryRun& run, Head& head, int64_t n, int64_t d, bool softmax) {
+// Blockwise attention on the CPU: LLA, or softmax attention, which is its infinite ridge; over a cache x = 0, which
+// needs no matrix.
+Cost attention(const MemoryRun& run, Heads& heads, bool softmax) {
   const float ridge = softmax ? std::numeric_limits<float>::infinity() : static_cast<float>(run.ridge);
+  const auto [batch, queries, keys, d] = heads.size;
   ForwardArgs args;
-  args.q = dense(head.q.data(), DType::f32, {1, n, 1, d});
-  args.k = dense(head.k.data(), DType::f32, {1, n, 1, d});
-  args.v = dense(head.v.data(), DType::f32, {1, n, 1, d});
-  args.o = dense(head.o.data(), DType::f32, {1, n, 1, d});
-  args.ridge = scalar(&ridge);
+  args.q = dense(heads.q.data(), DType::f32, {batch, queries, 1, d});
+  args.k = dense(heads.k.data(), DType::f32, {batch, keys, 1, d});
+  args.v = dense(heads.v.data(), DType::f32, {batch, keys, 1, d});
+  args.o = dense(heads.o.data(), DType::f32, {batch, queries, 1, d});
+  if (run.decode) args.seqlens_k = dense(heads.lengths.data(), DType::i32, {batch});
+  if (run.decode && softmax) {
+    args.x = dense(heads.x.data(), DType::f32, {batch, queries, 1, d});
+  } else {
+    args.ridge = scalar(&ridge);
+  }
   const std::unique_ptr<DeviceMemory> memory = open_device(Device::cpu);
   DeviceBuffer workspace(*memory);
   const auto call = [&] {
@@ -77,9 +93,11 @@ std::vector<Line> lines(const MemoryRun& run) {
   return list;
 }
 
+const char* task_of(const MemoryRun& run) { return run.decode ? "memory-decode" : "memory"; }
+
 // fits: there was room for it. ran: the call was made. peak_bytes: measured where it fits, else what it would need.
 Json record_of(const MemoryRun& run, const Line& line, int64_t n) {
-  Json record = {{"task", "memory"}, {"device", run.device == Device::cuda ? "cuda" : "cpu"}};
+  Json record = {{"task", task_of(run)}, {"device", run.device == Device::cuda ? "cuda" : "cpu"}};
   record.update(line.identity());
   record.update({{"n", n}, {"fits", false}, {"ran", false}, {"seconds", nullptr}, {"peak_bytes", nullptr}});
   return record;
@@ -88,16 +106,17 @@ Json record_of(const MemoryRun& run, const Line& line, int64_t n) {
 Json measure(const MemoryRun& run, const Line& line, int64_t n) {
   Json record = record_of(run, line, n);
   const bool naive = line.method == "naive";
-  if (naive && naive_bytes(n, line.d) > run.limit_bytes) {
-    record["peak_bytes"] = naive_bytes(n, line.d);
+  const NaiveSizes sizes{line.batch, run.decode ? 1 : n, n, line.d};
+  if (naive && naive_bytes(sizes) > run.limit_bytes) {
+    record["peak_bytes"] = naive_bytes(sizes);
     return record;
   }
-  Head head(run.seed, n, line.d);
+  Heads heads(run.seed, sizes);
   const auto naively = [&] {
-    naive_lla(n, line.d, 1 / std::sqrt(double(line.d)), run.ridge, head.q.data(), head.k.data(), head.v.data(),
-              head.o.data(), lla_get_num_threads());
+    naive_lla(sizes, 1 / std::sqrt(double(line.d)), run.ridge, heads.q.data(), heads.k.data(), heads.v.data(),
+              heads.o.data(), lla_get_num_threads());
   };
-  const Cost cost = naive ? measure_cost(naively) : attention(run, head, n, line.d, line.method == "softmax");
+  const Cost cost = naive ? measure_cost(naively) : attention(run, heads, line.method == "softmax");
   record["fits"] = record["ran"] = true;
   record["seconds"] = cost.seconds;
   record["peak_bytes"] = cost.peak_bytes;
@@ -116,15 +135,16 @@ void measure_line(const MemoryRun& run, DeviceMemory& memory, const Line& line, 
                   std::map<int64_t, std::vector<float>>& naive_heads) {
   double last_seconds = 0;
   for (const int64_t n : run.lengths) {
-    const DeviceCase c{line.method, line.dtype == "bf16", line.batch, n, line.d, run.ridge, run.seed};
+    const DeviceCase c{line.method, line.dtype == "bf16", line.batch, n, line.d, run.ridge, run.seed, run.decode};
     if (n == run.lengths.front()) measure_on_device(memory, c, true);  // loads the kernels, which takes memory too
-    const bool wanted = 4 * last_seconds <= run.limit_seconds;
+    const double growth = run.decode ? 2 : 4;                          // of the time, where n doubles
+    const bool wanted = growth * last_seconds <= run.limit_seconds;
     const DeviceCost cost = measure_on_device(memory, c, wanted);
     Json record = record_of(run, line, n);
     record["fits"] = cost.fits, record["ran"] = cost.ran;
     if (cost.peak_bytes > 0) record["peak_bytes"] = cost.peak_bytes;
     if (cost.ran) record["seconds"] = last_seconds = cost.seconds;
-    if (!cost.ran) last_seconds *= 4;
+    if (!cost.ran) last_seconds *= growth;
     // The two forms of LLA are the same estimator: how far apart they came out is kept beside the naive one's cost.
     record["difference"] = nullptr;
     if (line.method == "naive" && cost.ran) naive_heads[n] = cost.head;
@@ -169,8 +189,9 @@ double default_memory_limit() {
 bool run(const MemoryRun& request, const Progress& progress) {
   const bool cuda = request.device == Device::cuda;
   const auto only_one = [](const auto& list, const auto& value) { return list.size() == 1 && list.front() == value; };
-  if (!cuda && (!only_one(request.batches, int64_t{1}) || !only_one(request.dtypes, std::string("f32")))) {
-    throw Failure("batches above 1 and bf16 are measured on a GPU only: give --device cuda too");
+  const bool batched = !only_one(request.batches, int64_t{1});
+  if (!cuda && ((batched && !request.decode) || !only_one(request.dtypes, std::string("f32")))) {
+    throw Failure("batches above 1 without --decode, and bf16, are measured on a GPU only: give --device cuda too");
   }
   const std::unique_ptr<DeviceMemory> memory = open_device(request.device);
   Json settings = {{"seed", request.seed},
@@ -178,12 +199,16 @@ bool run(const MemoryRun& request, const Progress& progress) {
                    {"ridge", request.ridge},
                    {"device", cuda ? "cuda" : "cpu"},
                    {"threads", lla_get_num_threads()},
-                   {"peak_bytes", "above inputs and output"}};
+                   {"peak_bytes", request.decode ? "above cache, query and output" : "above inputs and output"}};
   if (cuda) settings["free_bytes"] = "of the device, before and after";
-  Results results(request.out, "memory", settings, request.command, request.device);
+  Results results(request.out, task_of(request), settings, request.command, request.device);
   const std::vector<Line> list = lines(request);
   double total = 0, done = 0;
   for (int64_t n : request.lengths) total += double(n) * n * list.size();
+  if (!cuda) {  // the library's threads take memory once
+    Heads heads(request.seed, {1, request.decode ? 1 : request.lengths.front(), request.lengths.front(), 16});
+    attention(request, heads, false);
+  }
   std::map<int64_t, std::vector<float>> naive_heads;
   for (size_t i = 0; i < list.size(); ++i) {
     if (i % kMethods.size() == 0) naive_heads.clear();

@@ -1,4 +1,5 @@
-// `lla reproduce memory`: peak memory and time of naive LLA, blockwise LLA and softmax attention against the length.
+// `lla reproduce memory`: peak memory and time of naive LLA, blockwise LLA and softmax attention against the length;
+// with `decode` those of one step of generation, above the cache.
 #pragma once
 
 #include <string>
@@ -11,9 +12,10 @@ namespace lla::experiments {
 
 struct MemoryRun {
   std::vector<int> dims{128};
-  std::vector<int64_t> batches{1};         // heads at once; above 1 on a GPU only
+  std::vector<int64_t> batches{1};         // heads at once; above 1 on a GPU or decoding only
   std::vector<std::string> dtypes{"f32"};  // f32, bf16; bf16 on a GPU only
   std::vector<int64_t> lengths;
+  bool decode = false;  // one query per head over a cache; else as many queries as keys
   double ridge = 0.1;
   double limit_bytes = 0;      // on the CPU: the naive one is left out where it would need more
   double limit_seconds = 0.2;  // on a GPU: longer calls are not made, only their memory is taken

@@ -7,9 +7,9 @@
 
 #include <fmt/core.h>
 
-#include "common/npy.hpp"
 #include "common/parallel.hpp"
 #include "data/data.hpp"
+#include "data/heads.hpp"
 #include "lla/lla.h"
 #include "solver/fixed.hpp"
 
@@ -35,24 +35,13 @@ std::vector<Head> synthetic(const IterationsRun& run, data::Kind kind, int d) {
 
 // Every head of the folder; all must have one shape.
 std::vector<Head> trained(const fs::path& folder) {
-  std::set<std::string> names;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(folder, error)) {
-    const std::string file = entry.path().filename().string();
-    if (file.size() > 6 && file.ends_with("_q.npy")) names.insert(file.substr(0, file.size() - 6));
-  }
-  if (error) throw Failure(fmt::format("{} could not be read: {}", folder.string(), error.message()));
-  if (names.empty()) throw Failure(fmt::format("no NAME_q.npy in {}", folder.string()));
   std::vector<Head> list;
-  for (const std::string& name : names) {
-    const auto part = [&](const char* which) { return read_npy(folder / (name + "_" + which + ".npy")); };
-    const Array q = part("q"), k = part("k"), v = part("v"), ridge = part("ridge");
-    const int64_t n = q.rows, d = q.columns;
-    const bool fits = k.rows == n && k.columns == d && v.rows == n && v.columns == d && ridge.data.size() == size_t(n);
-    if (!fits || (!list.empty() && (list[0].keys.n != n || list[0].keys.d != d))) {
-      throw Failure(fmt::format("{}: the arrays of {} do not have one shape", folder.string(), name));
+  for (const data::TrainedHead& head : data::read_heads(folder)) {
+    if (!list.empty() && (list[0].keys.n != head.length || list[0].keys.d != head.dim)) {
+      throw Failure(fmt::format("{}: the arrays of {} do not have one shape", folder.string(), head.name));
     }
-    list.push_back({q.data, ridge.data, Keys(n, d, k.data, v.data)});
+    list.push_back(
+        {to_floats(head.q), to_floats(head.ridge), Keys(head.length, head.dim, to_floats(head.k), to_floats(head.v))});
   }
   return list;
 }

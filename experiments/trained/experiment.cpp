@@ -50,6 +50,7 @@ Training read_training(const Json& values) {
   t.learning_rates = s.list<double>("learning_rates", {1e-3});
   t.seeds = s.list<uint64_t>("seeds", t.seeds);
   t.seeds_at_best = s.choice("further_seeds", "best", {"best", "all"}) == "best";
+  t.beyond_edge = s.boolean("beyond_edge", t.beyond_edge);
   t.schedule = s.choice("schedule", t.schedule, {"cosine", "constant"});
   t.warmup = s.whole("warmup", t.warmup, 0, kMost);
   t.final_rate = s.number("final_rate", t.final_rate, 0, 1);
@@ -76,7 +77,20 @@ std::string Stack::name() const {
     text += "-" + key + (value.is_string() ? value.get<std::string>() : value.dump());
   }
   if (training.examples > 0) text += fmt::format("-examples{}", training.examples);
-  return text + "-" + model + (further_seeds ? "-further-seeds" : "");
+  text += "-" + model;
+  if (runs_from == RunsFrom::edge) text += "-beyond-edge";
+  if (runs_from == RunsFrom::best) text += "-further-seeds";
+  return text;
+}
+
+size_t Stack::most_runs() const {
+  switch (runs_from) {
+    case RunsFrom::config: return runs.size();
+    case RunsFrom::edge: return 1;
+    case RunsFrom::best: return training.seeds.size() - 1;
+    case RunsFrom::best_of_other: return training.seeds.size();
+  }
+  return 0;
 }
 
 Json Stack::identity() const {
@@ -84,6 +98,15 @@ Json Stack::identity() const {
   id.update(setting);
   id["examples"] = training.examples;
   return id;
+}
+
+std::optional<double> rate_beyond_edge(std::vector<double> rates, double best) {
+  std::sort(rates.begin(), rates.end());
+  const size_t n = rates.size();
+  if (n < 2) return {};
+  if (best == rates[0]) return best * (best / rates[1]);
+  if (best == rates[n - 1]) return best * (best / rates[n - 2]);
+  return {};
 }
 
 bool scored_by_accuracy(const std::string& task) { return task == "recall" || task == "state-tracking"; }
@@ -102,7 +125,10 @@ Experiment make_experiment(Json config, const Subset& subset) {
   }
   for (const std::string& text : subset.assignments) assign(config, text);
   if (!subset.models.empty()) config["models"] = subset.models;
-  if (!subset.learning_rates.empty()) config["training"]["learning_rates"] = subset.learning_rates;
+  if (!subset.learning_rates.empty()) {  // only these, not one beyond them
+    config["training"]["learning_rates"] = subset.learning_rates;
+    config["training"]["beyond_edge"] = false;
+  }
   if (!subset.seeds.empty()) config["training"]["seeds"] = subset.seeds;
   if (subset.epochs > 0) config["training"]["epochs"] = subset.epochs;
   Experiment out;
@@ -111,7 +137,8 @@ Experiment make_experiment(Json config, const Subset& subset) {
   const auto settings = s.list<Json>("settings", {Json::object()});
   const Json &options = s.object("options"), &model = s.object("model"), &training = s.object("training"),
              &per_model = s.object("per_model");
-  s.object("estimates"), s.object("corpus"), s.object("evaluation");
+  out.estimates = s.object("estimates");
+  s.object("corpus"), s.object("evaluation");
   const std::string task = s.choice("task", "", {"in-context", "recall", "state-tracking", "language-model"});
   s.finish();
   if (models.empty()) s.refuse("models", "a list of models");
@@ -119,7 +146,7 @@ Experiment make_experiment(Json config, const Subset& subset) {
   for (const Json& written : settings) {
     // A setting: options of the task, and patches over what the config says for all settings.
     Json setting = written, patches = Json::object();
-    for (const char* name : {"training", "model", "per_model", "models"}) {
+    for (const char* name : {"training", "model", "per_model", "models", "rates_of"}) {
       if (written.contains(name)) patches[name] = written[name];
       setting.erase(name);
     }
@@ -127,6 +154,7 @@ Experiment make_experiment(Json config, const Subset& subset) {
     Json own = own_settings.object("training");
     const Json own_model = own_settings.object("model"),
                own_per_model = merged(per_model, own_settings.object("per_model"));
+    const Json& rates_of = own_settings.object("rates_of");
     const auto own_models = subset.models.empty() ? own_settings.list<std::string>("models", models) : models;
     if (!wanted(setting, "length", subset.lengths) || !wanted(setting, "segment", subset.segments) ||
         !wanted(setting, "pairs", subset.pairs) || !wanted(setting, "items", subset.items) ||
@@ -135,7 +163,7 @@ Experiment make_experiment(Json config, const Subset& subset) {
     }
     if (!own.empty()) patches["training"] = own;
     kept.push_back(merged(setting, patches));
-    std::vector<Stack> further;
+    std::vector<Stack> edges, further;
     for (const std::string& name : own_models) {
       Settings ours(own_per_model.contains(name) ? own_per_model[name] : Json::object(), "per_model's " + name);
       Stack stack;
@@ -147,16 +175,24 @@ Experiment make_experiment(Json config, const Subset& subset) {
       ours.finish();
       stack.training = read_training(values);
       const Training& t = stack.training;
+      const auto follows = [&](RunsFrom from, std::vector<Stack>& where) {
+        Stack later = stack;
+        later.runs.clear(), later.runs_from = from, later.rates_of = merged(stack.identity(), rates_of);
+        where.push_back(later);
+      };
+      if (!rates_of.empty()) {
+        follows(RunsFrom::best_of_other, out.stacks);
+        continue;
+      }
       const bool apart = t.seeds_at_best && t.seeds.size() > 1 && t.learning_rates.size() > 1;
       for (size_t i = 0; i < (apart ? 1 : t.seeds.size()); ++i) {
         for (const double rate : t.learning_rates) stack.runs.push_back({rate, t.seeds[i]});
       }
       out.stacks.push_back(stack);
-      if (!apart) continue;
-      stack.runs.clear();
-      stack.further_seeds = true;
-      further.push_back(stack);
+      if (t.beyond_edge && t.learning_rates.size() > 1) follows(RunsFrom::edge, edges);
+      if (apart) follows(RunsFrom::best, further);
     }
+    out.stacks.insert(out.stacks.end(), edges.begin(), edges.end());
     out.stacks.insert(out.stacks.end(), further.begin(), further.end());
   }
   config["settings"] = kept;
@@ -171,8 +207,8 @@ std::optional<double> estimated_seconds(const Json& estimates, const Stack& stac
   const Json::json_pointer place("/" + device + "/" + stack.model);
   if (!estimates.is_object() || !estimates.contains(place)) return {};
   const Training& t = stack.training;
-  const double runs = stack.further_seeds ? double(t.seeds.size() - 1) : double(stack.runs.size());
-  return estimates[place].get<double>() * runs * double(steps_of(t)) * double(t.batch) * double(tokens) / 1e6;
+  return estimates[place].get<double>() * double(stack.most_runs()) * double(steps_of(t)) * double(t.batch) *
+         double(tokens) / 1e6;
 }
 
 }  // namespace lla::trained

@@ -5,8 +5,8 @@
 //      {...}}}, "quick": {...}, "paper": {...}}
 //
 // A setting is a choice of the task's own options, `options` what all settings share; its "training", "model",
-// "per_model" and "models" are patches for this setting alone. "quick" and "paper" are patches
-// (RFC 7396) over all the rest.
+// "per_model" and "models" are patches for this setting alone. "rates_of": {...} takes the best learning rate of another
+// setting, the one with these values instead. "quick" and "paper" are patches (RFC 7396) over all the rest.
 #pragma once
 
 #include <optional>
@@ -29,6 +29,7 @@ struct Training {
   std::vector<double> learning_rates;
   std::vector<uint64_t> seeds = {1};
   bool seeds_at_best = true;  // seeds after the first at the best learning rate only; else at all of them
+  bool beyond_edge = false;   // where the best learning rate is the smallest or largest: one more, beyond it
   std::string schedule = "cosine";
   int64_t warmup = 0;     // steps
   double final_rate = 0;  // of the learning rate, at the end of a cosine
@@ -44,21 +45,31 @@ struct Run {
   double learning_rate;
   uint64_t seed;
 };
+// Where a stack's runs come from. Those that are not given follow from what other runs came to, and wait for them.
+enum class RunsFrom {
+  config,        // given
+  edge,          // one more learning rate, where the best of them is the first or the last
+  best,          // the seeds after the first, at the best learning rate
+  best_of_other  // all seeds, at the best learning rate of another setting
+};
 struct Stack {
   std::string task, model;
   Json setting;       // of the task, without "training"
   Json task_options;  // the setting with what all settings share
   Json model_options;
   Training training;
-  bool further_seeds = false;  // waits for the stack with the first seed, and takes its best learning rate
-  std::vector<Run> runs;       // empty where they are not known yet
+  RunsFrom runs_from = RunsFrom::config;
+  Json rates_of;          // unless from the config: the identity of the runs whose best learning rate counts
+  std::vector<Run> runs;  // empty where they are not known yet
 
   std::string name() const;
-  Json identity() const;  // of its records: task, model and setting
+  Json identity() const;     // of its records: task, model and setting
+  size_t most_runs() const;  // as many as it has, or may come to have
 };
 
 struct Experiment {
-  Json config;  // with the variant and the subset applied: what the results record
+  Json config;                      // with the variant and the subset applied: what the results record
+  Json estimates = Json::object();  // of seconds
   std::vector<Stack> stacks;
 };
 
@@ -80,6 +91,8 @@ const std::vector<std::string>& builtin_names();
 Experiment make_experiment(Json config, const Subset& subset);
 // Whether a task's score is an accuracy; otherwise it is an error.
 bool scored_by_accuracy(const std::string& task);
+// The learning rate beyond `best`, as far from it as its neighbour, where it is the smallest or largest of several.
+std::optional<double> rate_beyond_edge(std::vector<double> rates, double best);
 // Steps of a whole run.
 int64_t steps_of(const Training& training);
 // Seconds a stack is expected to take, by a config's estimates ({"cuda": {"lla": seconds for a million tokens of one

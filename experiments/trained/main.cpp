@@ -7,6 +7,8 @@
 
 #include <fmt/core.h>
 
+#include <lla/lla.h>
+
 #include "experiment.hpp"
 #include "tasks/task.hpp"
 #include "text/language.hpp"
@@ -61,16 +63,15 @@ int64_t tokens_of(const Stack& stack) {
 }
 
 // The list of runs with the time they are expected to take.
-void list_runs(const Experiment& experiment, const Json& estimates, const std::string& device) {
+void list_runs(const Experiment& experiment, const std::string& device) {
   double total = 0;
   bool complete = true;
   fmt::print("{:<64} {:>5} {:>8} {:>10}\n", "stack", "runs", "steps", "seconds");
   for (const Stack& stack : experiment.stacks) {
-    const auto seconds = estimated_seconds(estimates, stack, device, tokens_of(stack));
+    const auto seconds = estimated_seconds(experiment.estimates, stack, device, tokens_of(stack));
     total += seconds.value_or(0);
     complete = complete && seconds;
-    const size_t runs = stack.further_seeds ? stack.training.seeds.size() - 1 : stack.runs.size();
-    fmt::print("{:<64} {:>5} {:>8} {:>10}\n", stack.name(), runs, steps_of(stack.training),
+    fmt::print("{:<64} {:>5} {:>8} {:>10}\n", stack.name(), stack.most_runs(), steps_of(stack.training),
                seconds ? fmt::format("{:.0f}", *seconds) : "unknown");
   }
   fmt::print("\n{} stacks; {}about {:.0f} s on one {} device, from step times measured before\n",
@@ -83,11 +84,13 @@ int run(const std::string& task, Options o) {
   if (!config.is_object() || !config.contains("task") || config["task"] != task) {
     throw Failure(fmt::format("{} is not a config of \"{}\"", o.config, task));
   }
-  Json estimates = config.contains("estimates") ? config["estimates"] : Json::object();
   const Experiment experiment = make_experiment(config, o.subset);
   if (o.print_config) return fmt::print("{}\n", experiment.config.dump(2)), 0;
+  if (o.dry_run) {  // for a GPU that is elsewhere too
+    const bool gpu = o.device == "auto" ? device_count() > 0 : o.device != "cpu";
+    return list_runs(experiment, gpu ? "cuda" : "cpu"), 0;
+  }
   const std::vector<at::Device> on = devices(o.device);
-  if (o.dry_run) return list_runs(experiment, estimates, on[0].is_cuda() ? "cuda" : "cpu"), 0;
   if (task == "language-model") {
     load_corpus(experiment.config.contains("corpus") ? experiment.config["corpus"] : Json::object());
   }
@@ -101,7 +104,12 @@ int run(const std::string& task, Options o) {
   q.captured = !o.eager;
   q.checkpoint_seconds = o.checkpoint_seconds;
   q.command = command_line;
-  if (o.threads > 0) at::set_num_threads(o.threads);
+  if (on[0].is_cpu()) {
+    // Stacks side by side on a thread each: their products are too small to be shared by several.
+    q.devices.assign(static_cast<size_t>(q.threads), on[0]);
+    at::set_num_threads(1);
+    lla_set_num_threads(1);
+  }
   if (!run_queue(experiment, q, [] { return stop_requested != 0; })) {
     fmt::print(stderr, "Stopped. What is done is in {}; the same command continues from there.\n", q.out.string());
     return 3;
@@ -131,7 +139,8 @@ void add_experiment(CLI::App& app, const std::string& task, const std::string& a
                 "Folder of the results; a run that was stopped continues there (default out/" + task + ")");
   c->add_option("--seconds", o->seconds, "Stop after as many; the same command goes on from there");
   c->add_option("--checkpoint-seconds", o->checkpoint_seconds, "Between two checkpoints")->capture_default_str();
-  c->add_option("--threads", o->threads, "On the CPU; default all");
+  c->add_option("--threads", o->threads,
+                "That make data, and on the CPU stacks trained side by side; default all cores");
   c->add_flag("--eager", o->eager, "No CUDA graph");
   c->add_flag("--dry-run", o->dry_run, "The list of runs and the time they are expected to take");
   c->add_flag("--print-config", o->print_config, "The config as it would be used");

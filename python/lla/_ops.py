@@ -20,6 +20,7 @@ backward = torch.ops.lla.backward.default
 plan = torch.ops.lla.plan.default
 check_call = torch.ops.lla.check_call.default
 cache_append = torch.ops.lla.cache_append.default
+append_inference = torch.ops.lla.append_inference.default
 
 NO_CACHE = (None, None, None, 0)  # seqlens_k, page_table, first_key, max_total_k
 _OPTIONS = 14  # from cu_seqlens_q to batch_invariant
@@ -119,6 +120,11 @@ def _(grad_o, q, k, v, ridge, x, saved, *rest):
 @torch.library.register_fake("lla::cache_append")
 def _(*args):
     return None
+
+
+@torch.library.register_fake("lla::append_inference")
+def _(new_k, new_v, seqlens, q, k, v, *rest):
+    return _fake_output(q, v)
 
 
 @torch.library.register_fake("lla::check_call")
@@ -242,6 +248,11 @@ def _is_dispatched(q):
 def is_eager(q):
     """Whether run_forward's backward pass reports."""
     return not _is_dispatched(q) and not torch._C._are_functorch_transforms_active()
+
+
+def is_plain(q):
+    """Whether a call without gradients may go straight to the operator: nothing traces, transforms or converts it."""
+    return is_eager(q) and forward_ad._current_level < 0
 
 
 def run_forward(args, save, info, report=None):

@@ -52,6 +52,11 @@ _calls = itertools.count(1)
 _warned = False
 
 
+def looks(check):
+    """Whether a call with this `check` is to be looked at, or its rows counted."""
+    return check is not None or default_check is not None or active_counts is not None
+
+
 class RowCounts:
     """How many rows ended how, forward and backward; counted on the device, read when asked."""
 

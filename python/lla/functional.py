@@ -88,6 +88,9 @@ def _allows_tf32(precision, q):
 
 def _options(scale, causal, window_size, tol, max_iterations, solver, implementation):
     """The option arguments of the operators but for TF32, checked for type."""
+    if (tol is max_iterations is implementation is None and causal is True and window_size == (-1, -1)
+            and solver == "auto" and (scale is None or type(scale) is float)):
+        return scale, True, -1, -1, None, 0, "auto", None  # what nearly every call gives, without the questions
     if scale is not None and (isinstance(scale, (bool, Tensor)) or not isinstance(scale, (int, float))):
         raise TypeError(f"scale must be a number or None, not {type(scale).__name__}")
     scale = _as_float("scale", scale) if isinstance(scale, int) else scale
@@ -130,7 +133,7 @@ def attend(q, k, v, ridge, x, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seql
             _allows_tf32(precision, q), batch_invariant, *cache)
     shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])
     backward = None
-    if check is None and debug.default_check is None and debug.active_counts is None:
+    if not debug.looks(check):
         report = None
         if return_info and save and _ops.is_eager(q):
             backward = BackwardInfo()

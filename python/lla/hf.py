@@ -37,6 +37,7 @@ except ImportError as error:
 _REFUSED = ("softcap", "s_aux", "sinks", "position_bias", "head_mask")
 # The name for continuous batching, which transformers offers to implementations with "flash" in their names alone.
 _CONTINUOUS = "lla_flash"
+_CONTINUOUS_SINCE = (5, 22)  # earlier ones keep their pages, and name implementations, in other ways
 
 
 def _is_causal(mask_function, window):
@@ -227,7 +228,10 @@ def register(ridge: float = 1.0, *, name: str = "lla", tol: Optional[float] = No
 @contextlib.contextmanager
 def continuous_batching(model: nn.Module):
     """Lets `model.generate_batch` run a model with attn_implementation "lla": the pages of transformers' cache are followed
-    where they lie. The ridge and options are those of the last `register`."""
+    where they lie. The ridge and options are those of the last `register`. Needs transformers 5.22 or newer."""
+    if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < _CONTINUOUS_SINCE:
+        raise NotImplementedError(f"continuous batching with 'lla' needs transformers 5.22 or newer, whose paged cache it "
+                                  f"reads; this is {transformers.__version__}")
     before = model.config._attn_implementation
     # By the attribute: set_attn_implementation would look for a flash-attention package of this name.
     model.config._attn_implementation = _CONTINUOUS

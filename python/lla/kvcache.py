@@ -6,18 +6,22 @@ from typing import Optional, Tuple, Union
 import torch
 from torch import Tensor
 
-from . import _ops
-from ._errors import call, need_tensor
+from . import _ops, debug
+from ._errors import call, need_tensor, raise_ours
 from .functional import Ridge, _allows_tf32, _check_max_seqlen, _options, _ridge_tensor, attend
 
 
-def _lengths(name, value, batch, device):
-    """(int32 (batch,) on the device, the longest where the host knows it or None)."""
+_NOTHING = contextlib.nullcontext()
+
+
+def _lengths(name, value, batch, device, bound_wanted=True):
+    """(int32 (batch,) on the device, the longest where the host knows it and it is wanted, else None)."""
     if isinstance(value, Tensor):
         if value.shape != (batch,) or value.dtype not in (torch.int32, torch.int64):
             raise ValueError(f"{name} must be an int32 ({batch},) tensor, not {value.dtype} {tuple(value.shape)}")
-        on_host = value.device.type == "cpu" and not torch.compiler.is_compiling()
-        return value.to(device, torch.int32), int(value.max()) if on_host and batch > 0 else None
+        on_host = bound_wanted and value.is_cpu and batch > 0 and not torch.compiler.is_compiling()
+        longest = int(value.max()) if on_host else None
+        return value if value.dtype == torch.int32 and value.device == device else value.to(device, torch.int32), longest
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
         raise TypeError(f"{name} must be an integer, a tensor or None, not {type(value).__name__}")
     if isinstance(value, int) and not 0 <= value < 2**31:
@@ -54,56 +58,92 @@ def cache_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, *,
     call(_ops.cache_append, k, v, k_cache, v_cache, lengths, slots, _page_table(page_table), cu_seqlens)
 
 
-def _check_cache(q, k_cache, v_cache, k, v, cache_seqlens, page_table, cu_seqlens_q, max_seqlen_q, learned):
-    """What the library cannot say in these functions' words; it checks the shapes."""
-    for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
-        need_tensor(name, tensor)
-        rank = 3 if name == "q" and cu_seqlens_q is not None else 4
-        if tensor.dim() != rank:
-            raise ValueError(f"{name} has {tensor.dim()} dimensions, not {rank}")
+def _check_given(q, k_cache, v_cache, k, v, cache_seqlens, page_table, cu_seqlens_q, max_seqlen_q, learned):
+    """What must be known before anything is looked at."""
+    need_tensor("q", q)
+    need_tensor("k_cache", k_cache)
+    need_tensor("v_cache", v_cache)
     if (k is None) != (v is None):
         raise ValueError("give both k and v or neither")
     if (cu_seqlens_q is None) != (max_seqlen_q is None):
         raise ValueError("give both cu_seqlens_q and max_seqlen_q or neither")
-    if v_cache.shape[:3] != k_cache.shape[:3]:
-        raise ValueError(f"v_cache is {tuple(v_cache.shape)} and does not go with k_cache, {tuple(k_cache.shape)}")
     if cache_seqlens is None and (k is not None or page_table is not None):
         raise ValueError("cache_seqlens is needed " + ("to append k and v: it says where they go" if k is not None
                                                        else "with a page_table"))
+    if k is not None:
+        need_tensor("k", k)
+        need_tensor("v", v)
+    rank = 4 if cu_seqlens_q is None else 3
+    if q.dim() != rank:
+        raise ValueError(f"q has {q.dim()} dimensions, not {rank}")
+    if k_cache.dim() != 4:
+        raise ValueError(f"k_cache has {k_cache.dim()} dimensions, not 4")
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k_cache, v_cache, k, v, *learned)
+                                       if isinstance(t, Tensor)):
+        raise ValueError("attention over a cache has no gradient: call it under torch.no_grad(), or use lla_attention")
+
+
+def _check_cache(q, k_cache, v_cache, k, v, page_table, batch):
+    """In these functions' words what the library refuses in its own; asked where it did, or cannot yet."""
+    if v_cache.dim() != 4 or v_cache.shape[:3] != k_cache.shape[:3]:
+        raise ValueError(f"v_cache is {tuple(v_cache.shape)} and does not go with k_cache, {tuple(k_cache.shape)}")
+    if page_table is None and k_cache.shape[0] != batch:
+        raise ValueError(f"k_cache has batch {k_cache.shape[0]}, but there are {batch} sequences")
+    if page_table is not None and (page_table.dim() != 2 or page_table.shape[0] != batch):
+        raise ValueError(f"page_table is {tuple(page_table.shape)}, not (batch {batch}, pages)")
     for name, tensor, cache in (("k", k, k_cache), ("v", v, v_cache)):
         if tensor is None:
             continue
-        need_tensor(name, tensor)
         if tensor.dim() != q.dim() or tensor.shape[-2:] != cache.shape[-2:]:
             raise ValueError(f"{name} is {tuple(tensor.shape)} and does not fit {name}_cache, {tuple(cache.shape)}")
         if tensor.dtype != cache.dtype:
             raise ValueError(f"{name} is {tensor.dtype} but {name}_cache is {cache.dtype}; make the cache with dtype="
                              f"{tensor.dtype}, or convert {name}")
-    learned = [t for t in (q, k_cache, v_cache, k, v, *learned) if isinstance(t, Tensor)]
-    if torch.is_grad_enabled() and any(t.requires_grad for t in learned):
-        raise ValueError("attention over a cache has no gradient: call it under torch.no_grad(), or use lla_attention")
+
+
+def _step(q, k_cache, v_cache, ridge, x, k, v, before, cu_seqlens_q, max_seqlen_q, max_seqlen_k, options, return_info,
+          check, precision, batch_invariant, cache):
+    """(o, AttentionInfo or None) of queries whose keys and values, if any are new, are written first. A plain call that
+    writes is one operator; others are the operators it is made of."""
+    if k is None:
+        return attend(q, k_cache, v_cache, ridge, x, cu_seqlens_q, None, max_seqlen_q, max_seqlen_k, options, return_info,
+                      check, precision, batch_invariant, cache)
+    if ridge is not None:
+        ridge = _ridge_tensor(ridge, q)
+    arguments = (q, k_cache, v_cache, ridge, x, cu_seqlens_q, None, max_seqlen_q, max_seqlen_k, *options,
+                 _allows_tf32(precision, q), batch_invariant, *cache)
+    if not return_info and not debug.looks(check) and _ops.is_plain(q):
+        return _ops.append_inference(k, v, before, *arguments), None
+    if not torch.compiler.is_compiling():  # whatever the attention would refuse is refused before anything is written
+        _ops.check_call(*arguments)
+    _ops.cache_append(k, v, k_cache, v_cache, before, None, cache[1], cu_seqlens_q)
+    return attend(q, k_cache, v_cache, ridge, x, cu_seqlens_q, None, max_seqlen_q, max_seqlen_k, options, return_info,
+                  check, precision, batch_invariant, cache)
 
 
 def _attend_cache(q, k_cache, v_cache, ridge, x, k, v, cache_seqlens, page_table, first_key, cu_seqlens_q, max_seqlen_q,
                   max_seqlen_k, max_total_k, options, return_info, check, precision, batch_invariant):
-    autocast = isinstance(q, Tensor) and torch.is_autocast_enabled(q.device.type)
-    if autocast and isinstance(k_cache, Tensor):
+    _check_given(q, k_cache, v_cache, k, v, cache_seqlens, page_table, cu_seqlens_q, max_seqlen_q, (ridge, x))
+    device = q.device
+    autocast = torch.is_autocast_enabled(device.type)
+    if autocast:
         # Layers in front give autocast's type whatever the cache has; converting the new tokens is less than the cache.
         q, k, v, x = (t.to(k_cache.dtype) if isinstance(t, Tensor) and t.is_floating_point() else t
                       for t in (q, k, v, x))
-    _check_cache(q, k_cache, v_cache, k, v, cache_seqlens, page_table, cu_seqlens_q, max_seqlen_q, (ridge, x))
     page_table = _page_table(page_table)
     batch = q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
-    if page_table is None and k_cache.shape[0] != batch:
-        raise ValueError(f"k_cache has batch {k_cache.shape[0]}, but there are {batch} sequences")
-    if page_table is not None and (page_table.dim() != 2 or page_table.shape[0] != batch):
-        raise ValueError(f"page_table is {tuple(page_table.shape)}, not (batch {batch}, pages)")
-    capacity = k_cache.shape[1] if page_table is None else page_table.shape[1] * k_cache.shape[1]
-    before, longest = _lengths("cache_seqlens", capacity if cache_seqlens is None else cache_seqlens, batch, q.device)
+    if torch.compiler.is_compiling():  # where an error of the library cannot be caught
+        _check_cache(q, k_cache, v_cache, k, v, page_table, batch)
+    capacity = k_cache.shape[1]
+    if page_table is not None:
+        capacity *= page_table.shape[-1]
+    before, longest = _lengths("cache_seqlens", capacity if cache_seqlens is None else cache_seqlens, batch, device,
+                               max_seqlen_k is None)
     lengths = before
     if k is not None and cu_seqlens_q is None:
-        lengths = before + k.shape[1]
-        longest = None if longest is None else longest + k.shape[1]
+        new = k.shape[1]
+        lengths = before + new
+        longest = None if longest is None else longest + new
     elif k is not None:
         lengths = before + (cu_seqlens_q[1:] - cu_seqlens_q[:-1])
         longest = None
@@ -111,21 +151,20 @@ def _attend_cache(q, k_cache, v_cache, ridge, x, k, v, cache_seqlens, page_table
         raise ValueError(f"cache_seqlens: sequences of up to {longest} positions do not fit a cache of {capacity}")
     if max_seqlen_k is None:
         max_seqlen_k = 0 if longest is None else longest
-    _check_max_seqlen("max_seqlen_k", max_seqlen_k)
+    else:
+        _check_max_seqlen("max_seqlen_k", max_seqlen_k)
     if first_key is not None:
-        first_key = _lengths("first_key", first_key, batch, q.device)[0]
+        first_key = _lengths("first_key", first_key, batch, device, False)[0]
     cache = (lengths, page_table, first_key, max_total_k or 0)
-    with torch.autocast(q.device.type, enabled=False) if autocast else contextlib.nullcontext():
-        if k is not None:
-            if not torch.compiler.is_compiling():  # whatever the attention would refuse is refused before anything is written
-                call(_ops.check_call, q, k_cache, v_cache, None if ridge is None else _ridge_tensor(ridge, q), x,
-                     cu_seqlens_q, None, max_seqlen_q or 0, max_seqlen_k, *options, _allows_tf32(precision, q),
-                     batch_invariant, *cache)
-            call(_ops.cache_append, k, v, k_cache, v_cache, before, None, page_table, cu_seqlens_q)
-        o, info = attend(q, k_cache, v_cache, ridge, x, cu_seqlens_q, None, max_seqlen_q or 0, max_seqlen_k, options,
-                         return_info, check, precision, batch_invariant, cache)
+    try:
+        with torch.autocast(device.type, enabled=False) if autocast else _NOTHING:
+            o, info = _step(q, k_cache, v_cache, ridge, x, k, v, before, cu_seqlens_q, max_seqlen_q or 0, max_seqlen_k,
+                            options, return_info, check, precision, batch_invariant, cache)
+    except (RuntimeError, ValueError) as error:
+        _check_cache(q, k_cache, v_cache, k, v, page_table, batch)
+        raise_ours(error)
     if autocast and o.dtype != torch.float64:
-        o = o.to(torch.get_autocast_dtype(q.device.type))
+        o = o.to(torch.get_autocast_dtype(device.type))
     return (o, info) if return_info else o
 
 

@@ -13,11 +13,11 @@ from .style import write
 # By task, in the page's order.
 SECTIONS = {"interpolation": interpolation.section, "regression": regression.section, "regression-ridges": studies.ridges,
             "regression-kernels": studies.kernels, "regression-queries": studies.queries, "capacity": capacity.section, "rates": rates.section,
-            "lemmas": lemmas.section, "memory": memory.section, "solver": solver.section, "iterations": iterations.section,
+            "lemmas": lemmas.section, "memory": memory.section, "memory-decode": memory.decode_section, "solver": solver.section, "iterations": iterations.section,
             "in-context": trained.in_context, "recall": trained.recall, "state-tracking": trained.state_tracking, "language-model": language.section}
 
 
-SUMMARISED = ("rates", "lemmas", "memory", "regression-ridges", "regression-kernels", "regression-queries")  # at the end of a run
+SUMMARISED = ("rates", "lemmas", "memory", "memory-decode", "regression-ridges", "regression-kernels", "regression-queries")  # at the end of a run
 
 
 def finished(results):

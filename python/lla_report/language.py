@@ -79,6 +79,23 @@ def draw_positions(results, view):
     return fig
 
 
+def equal_time(results):
+    """Each model with as many steps as fit into LLA's seconds, against LLA itself."""
+    ours, timed = chosen(of_budget(results, "steps"), "lla"), of_budget(results, "time")
+    sentences = []
+    for m in ORDER:
+        theirs = chosen(timed, m)
+        if not ours or not theirs:
+            continue
+        difference, low, high = interval(ours, theirs)
+        verdict = "no difference" if low <= 0 <= high else "LLA better" if high < 0 else "LLA worse"
+        if len(ours[0]["test_files"]) < FEWEST_FILES:
+            verdict = "too few files for an interval"
+        sentences.append(f"Equal time: {LABELS[m]} with {theirs[0]['steps']:,} steps in the time of LLA's {ours[0]['steps']:,}: LLA minus {LABELS[m]} {difference:+.4f} bits per byte "
+                         f"({low:+.4f} to {high:+.4f}): {verdict}.")
+    return sentences
+
+
 def section(results):
     records = of_budget(results, "steps")
     models = [m for m in ORDER if chosen(records, m)]
@@ -99,6 +116,7 @@ def section(results):
         cells += [f"{statistics.fmean(r['test_repeated']['bits_per_byte'] for r in mine):.4f}", f"{statistics.fmean(r['test_fresh']['bits_per_byte'] for r in mine):.4f}",
                   f"{mine[0]['loss'][-1] / math.log(2):.4f}"]
         rows.append(cells)
+    sentences += equal_time(results)
     control = of_budget(results, "control")
     pair = {m: [r for r in control if r["model"] == m] for m in ("lla", "softmax")}
     if pair["lla"] and pair["softmax"]:

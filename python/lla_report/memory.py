@@ -1,4 +1,4 @@
-"""Working set and time against the length: the paper's figure memory."""
+"""Working set and time against the length: the paper's figure memory, and the same for a step of generation."""
 from math import log
 
 from matplotlib.lines import Line2D
@@ -65,26 +65,27 @@ def draw_one(results, view):
     return fig
 
 
-def draw_many(results, view):
-    """A panel for each type and dimension, a line for each method and batch."""
+def draw_many(results, view, names=NAMES, covered="softmax", above="inputs"):
+    """A panel for each type and dimension, a line for each method and batch. covered: the method whose lines another's
+    cover, if one's do."""
     panels = [(t, d) for t in sorted(results.values("dtype")) for d in results.values("d", dtype=t)]
     batches = results.values("batch")
     columns = 1 if view.narrow else 2
     fig, axes = figure(view, -(-len(panels) // columns), columns, panel=(4.8, 2.9) if view.narrow else (4.8, 2.9), sharex=True, sharey=True)
     for axis, (dtype, d) in zip(axes.flat, panels):
-        for method in ("naive", "softmax", "blockwise"):  # the last two need the same: one kernel
+        for method in ("naive", "softmax", "blockwise"):
             for batch, style in zip(batches, BATCH_LINES):
                 records = line(results, method=method, dtype=dtype, d=d, batch=batch)
-                draw_memory(axis, records, view.theme.models[COLORS[method]], style, method == "softmax")
+                draw_memory(axis, records, view.theme.models[COLORS[method]], style, method == covered)
         length_axis(axis, results.values("n"), 2)
         axis.set_title(f"{dtype}, d = {d}")
     for axis in axes[:, 0]:
-        axis.set_ylabel("memory above inputs, MiB")
-    handles = [Line2D([], [], color=view.theme.models[COLORS[m]], **({"lw": 5, "alpha": 0.4} if m == "softmax" else {"lw": 2})) for m in NAMES]
+        axis.set_ylabel(f"memory above {above}, MiB")
+    handles = [Line2D([], [], color=view.theme.models[COLORS[m]], **({"lw": 5, "alpha": 0.4} if m == covered else {"lw": 2})) for m in NAMES]
     handles += [Line2D([], [], color=view.theme.text, ls=style) for _, style in zip(batches, BATCH_LINES)]
     handles += [Line2D([], [], color=view.theme.text, marker="o", ls="", mfc=face) for face in (view.theme.text, "none")]
     handles.append(Line2D([], [], color=view.theme.text, marker="x", ls=""))
-    labels = list(NAMES.values()) + [f"batch {b}" for b in batches] + ["ran", "memory taken, not run", "no room"]
+    labels = list(names.values()) + [f"batch {b}" for b in batches] + ["ran", "memory taken, not run", "no room"]
     legend_below(fig, handles, labels, 2 if view.narrow else 5)
     return fig
 
@@ -170,3 +171,39 @@ def section(results):
         Figure("memory", save(lambda v: (draw_many if many else draw_one)(results, v), results.directory, "memory"), "Working set against the length",
                "The naive method grows quadratically and quickly runs out of memory; the blockwise algorithm reduces the working set to "
                "Θ(nd) (Figure “memory”, d = 128, on an H200).", found, results.command)], [ends(results)] if many else [])
+
+
+DECODE_NAMES = {"naive": "naive LLA", "blockwise": "LLA", "softmax": "softmax (x = 0)"}
+
+
+def decode_ends(results):
+    """The longest cache that all three had room for: what each needs beside it."""
+    rows = []
+    for dtype, d, batch in lines(results):
+        fits = [{r["n"] for r in line(results, method=m, dtype=dtype, d=d, batch=batch) if r["fits"]} for m in NAMES]
+        both = set.intersection(*fits)
+        if not both:
+            continue
+        n = max(both)
+        element = 2 if dtype == "bf16" else 4
+        peaks = [results.select(method=m, dtype=dtype, d=d, batch=batch, n=n)[0]["peak_bytes"] / 2**20 for m in NAMES]
+        rows.append([dtype, str(d), str(batch), f"{n:,}", number(2 * batch * n * d * element / 2**20), *map(number, peaks)])
+    return rows
+
+
+def decode_section(results):
+    rows = decode_ends(results)
+    where = results.machine.get("gpu", results.machine["processor"])
+    intro = (f"One new query per head over a cache of n keys on {where}: memory above cache, query and output. The naive form stores the weights, every difference "
+             "k<sub>j</sub> − q and the matrix, which for one query is as much as the keys again. LLA sums over the cache in parts: a matrix for each of at most so many "
+             "parts, whatever n is (on the CPU also the row's logits). Softmax attention is the same kernel with x = 0, which needs no matrix.")
+    found = bullets([f"{dtype}, d = {d}, batch {batch}, n = {n}: cache {cache} MiB; beside it naive {naive}, LLA {own}, softmax {softmax} MiB."
+                     for dtype, d, batch, n, cache, naive, own, softmax in rows])
+    naive, own = (max(float(row[column].replace(",", "")) for row in rows) for column in (5, 6))
+    summary = f"<strong>Memory of a step:</strong> beside the cache at most {number(own)} MiB, the naive form up to {number(naive)} MiB."
+    head = ["type", "d", "batch", "n", "cache, MiB"] + [f"{name}, MiB" for name in DECODE_NAMES.values()]
+    return Section("memory-decode", "Memory of generation", intro, summary, [
+        Figure("memory-decode", save(lambda v: draw_many(results, v, DECODE_NAMES, None, "the cache"), results.directory, "memory-decode"),
+               "Working set of a step against the cache's length",
+               "A kernel for inference that does not store what the naive form stores (the paper's text; it has no figure of it).", found, results.command)],
+        [table(head, rows, "What a step needs beside the longest cache at which all three had room.")])

@@ -89,18 +89,25 @@ def panels(runs, view, xlabel, ylabel, title, log):
     return finished(fig, axes, len(outer), ylabel, log, runs.models)
 
 
-def curves(runs, view, field, xlabel, ylabel, log, group):
-    """Best score so far against the epoch, averaged over the settings of each panel: at each model's best learning rate."""
-    groups = sorted({group(s) for s in runs.settings})
+def shared_settings(runs, settings):
+    """Those in which every model was run that was run in any of them: means over others could not be compared. All, where there is none."""
+    models = [m for m in runs.models if any(runs.of(s, m) for s in settings)]
+    return [s for s in settings if all(runs.of(s, m) for m in models)] or settings
+
+
+def curves(runs, view, field, xlabel, ylabel, log, title):
+    """Best score so far against the epoch at each model's best learning rate: a panel for each value of the outer axis, averaged over the inner one."""
+    groups = sorted({s[0] for s in runs.settings})
     columns = min(len(groups), 2 if view.narrow else 4)
     rows = -(-len(groups) // columns)
     fig, axes = figure(view, rows, columns, panel=(2.6, 2.4) if len(groups) > 1 else (4.6, 3.0), sharey=True)
     flat = [a for row in axes for a in row]
     for axis, value in zip(flat, groups):
+        settings = shared_settings(runs, [s for s in runs.settings if s[0] == value])
         for m in reversed(runs.models):
             lines = []
-            for s in runs.settings:
-                if group(s) != value or runs.rate(s, m) is None:
+            for s in settings:
+                if runs.rate(s, m) is None:
                     continue
                 for r in runs.of(s, m, learning_rate=runs.rate(s, m)):
                     best, line = None, []
@@ -115,8 +122,9 @@ def curves(runs, view, field, xlabel, ylabel, log, group):
             lines = [line + [line[-1]] * (longest - len(line)) for line in lines]  # a run that left early stays where it was
             axis.plot(range(1, longest + 1), [statistics.fmean(column) for column in zip(*lines)], color=view.theme.models[m], label=LABELS[m],
                       marker=MARKERS[m], ms=3, markevery=max(1, longest // 8))
+        axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=5, integer=True))
         axis.set_xlabel(xlabel)
-        axis.set_title(str(value))
+        axis.set_title(title.format(value))
     return finished(fig, axes, len(groups), ylabel, log, runs.models)
 
 
@@ -150,22 +158,29 @@ def common(runs, show):
     return sentences
 
 
+def smaller_segments(runs):
+    """The paper's "particularly with smaller segment sizes", length by length."""
+    sentences = []
+    for length in sorted({s[0] for s in runs.settings}):
+        scores = [(s[1], runs.score(s, "lla"), runs.score(s, "softmax")) for s in runs.settings if s[0] == length]
+        ratios = [(segment, b.mean / a.mean) for segment, a, b in scores if a and b]
+        if not ratios:
+            continue
+        text = f"L = {length}, softmax's error as a multiple of LLA's: " + ", ".join(f"S = {segment} {number(ratio)}" for segment, ratio in ratios)
+        if len(ratios) > 1:
+            text += ("; largest for the smallest S, as the paper says" if max(ratios, key=lambda r: r[1]) == ratios[0]
+                     else '; not largest for the smallest S: the paper\'s "particularly with smaller segment sizes" does not hold here')
+        sentences.append(text + ".")
+    return sentences
+
+
 def in_context(results):
     runs = Runs(results, ("length", "segment"), "test_error", True)
     sentences = common(runs, number)
     missing = [f"{LABELS[m]} at L = {s[0]}, S = {s[1]}" for s in runs.settings for m in runs.models if not runs.of(s, m)]
     if missing:
         sentences.append("Not run: " + ", ".join(missing) + ".")
-    ratios = {}
-    for s in runs.settings:
-        a, b = runs.score(s, "lla"), runs.score(s, "softmax")
-        if a and b:
-            ratios.setdefault(s[0] // s[1], []).append(b.mean / a.mean)
-    if ratios:
-        sentences.append('"Particularly with smaller segment sizes": softmax\'s error as a multiple of LLA\'s, by segments in the prompt: '
-                         + "; ".join(f"{n} segments {number(statistics.fmean(v))}" for n, v in sorted(ratios.items()))
-                         + (". It grows as segments get shorter, as the paper says." if len(ratios) > 1 and sorted(ratios)[-1] == max(ratios, key=lambda n: statistics.fmean(ratios[n]))
-                            else ". It is not largest for the shortest segments: here the paper's remark does not hold." if len(ratios) > 1 else "."))
+    sentences += smaller_segments(runs)
     sentences += [rows_sentence([r for r in runs.records if r["model"] == "lla"]), runs.shortened(100)]
     intro = (f"L shuffled pairs (x; y) of piecewise linear data, d = {results.settings['options']['dim']}, then {results.settings['options']['queries']} queries; mean squared error "
              f"on the queries, noiseless in the test. {setup(results)}")
@@ -174,7 +189,7 @@ def in_context(results):
                    [Figure("in_context", save(lambda v: panels(runs, v, "segment size S", "test error", "L = {}", True), results.directory, "in_context"),
                            "Test error against the segment size", "LLA consistently outperforms other baselines across all configurations, particularly with smaller segment sizes.",
                            bullets(sentences), results.command),
-                    Figure("in_context_curves", save(lambda v: curves(runs, v, "test", "epoch", "best test error so far", True, lambda s: f"L = {s[0]}"), results.directory,
+                    Figure("in_context_curves", save(lambda v: curves(runs, v, "test", "epoch", "best test error so far", True, "L = {}"), results.directory,
                                                      "in_context_curves"),
                            "Learning curves, averaged over segment sizes", "No curves are given for this task.", bullets([runs.shortened(100)]), results.command)],
                    [runs.score_table(("L", "S"), "Test error, mean over seeds at the rate chosen on validation; the lowest in bold."),
@@ -235,7 +250,7 @@ def recall(results):
                    [Figure("recall", save(lambda v: panels(runs, v, "key-value pairs", "test accuracy", "L = {}", False), results.directory, "recall"),
                            "Test accuracy against the number of pairs",
                            "LLA achieves the highest accuracy in associative recall across different sequence lengths and number of key-value pairs.", bullets(sentences), results.command),
-                    Figure("recall_curves", save(lambda v: curves(runs, v, "test", "epoch", "best accuracy so far", False, lambda s: f"L = {s[0]}"), results.directory,
+                    Figure("recall_curves", save(lambda v: curves(runs, v, "test", "epoch", "best accuracy so far", False, "L = {}"), results.directory,
                                                  "recall_curves"),
                            "Learning curves, averaged over pair counts",
                            "Gated DeltaNet: an extended plateau, then an abrupt transition whose timing depends on learning rate and dataset size. LLA: consistent, gradual improvement.",
@@ -256,7 +271,7 @@ def state_tracking(results):
     return Section("state-tracking", "State tracking", intro, f"<strong>State tracking:</strong> {sentences[0]}",
                    [Figure("state_tracking", save(lambda v: panels(runs, v, "positions N", "test accuracy", "{}", False), results.directory, "state_tracking"),
                            "Test accuracy against the number of positions", "LLA achieves test accuracy on par with softmax attention across N.", bullets(sentences), results.command),
-                    Figure("state_tracking_curves", save(lambda v: curves(runs, v, "test", "epoch", "best accuracy so far", False, lambda s: f"N = {s[0]}"), results.directory,
+                    Figure("state_tracking_curves", save(lambda v: curves(runs, v, "test", "epoch", "best accuracy so far", False, "N = {}"), results.directory,
                                                          "state_tracking_curves"),
                            "Learning curves", "No curves are given for this task.", bullets([runs.shortened(64)]), results.command)],
                    [runs.score_table(("N",), "Test accuracy, mean over seeds at the rate chosen on validation; the highest in bold.", percent),

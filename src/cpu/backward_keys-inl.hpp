@@ -2,9 +2,9 @@
 // that pass A packed, in the order of the head's rows, so the sum over a group's heads needs nothing of its own. 8
 // products.
 //
-// Of a panel's arrays: q the keys, mean_v the values, image dk, value dv; lane_begin and lane_end are the rows that see
-// the key. Both sums are as if the gradients had been divided by 2^exponent, the largest of the
-// rows' exponents, and dk's as if the values had been divided by theirs.
+// A panel's arrays are KeyArrays; lane_begin and lane_end are the rows that see the key. Both sums are as if the
+// gradients had been divided by 2^exponent, the largest of the rows' exponents, and dk's as if the values had been
+// divided by theirs.
 #if defined(LLA_CPU_BACKWARD_KEYS_INL_HPP) == defined(HWY_TARGET_TOGGLE)
 #ifdef LLA_CPU_BACKWARD_KEYS_INL_HPP
 #undef LLA_CPU_BACKWARD_KEYS_INL_HPP
@@ -66,8 +66,9 @@ template <class T>
 void add_rows(const core::Problem& p, Panel<T>& panel, const PackedQueries<T>& rows, int32_t exponent, int64_t lo,
               int64_t hi, T* const* tiles) {
   const int64_t dim = p.dim, value_dim = p.value_dim;
+  const KeyArrays<T> own(panel);
   T *const ds = tiles[0], *const pa = tiles[1], *const pb = tiles[2];
-  transposed_product(rows.q.transposed, dim, lo, hi, panel.q, [&](int64_t j, Vec<T> s0, Vec<T> s1) HWY_ATTR {
+  transposed_product(rows.q.transposed, dim, lo, hi, own.keys, [&](int64_t j, Vec<T> s0, Vec<T> s1) HWY_ATTR {
     store(s0, pa + j * kPanel<T>);
     store(s1, pa + j * kPanel<T> + kLanes<T>);
   });
@@ -77,14 +78,14 @@ void add_rows(const core::Problem& p, Panel<T>& panel, const PackedQueries<T>& r
     store(v0, pb + j * kPanel<T>);
     store(v1, pb + j * kPanel<T> + kLanes<T>);
   };
-  centred_product(rows.grad.transposed, value_dim, lo, hi, panel.mean_v, centres_from(rows.tau, lo), scratch, put_b);
+  centred_product(rows.grad.transposed, value_dim, lo, hi, own.values, centres_from(rows.tau, lo), scratch, put_b);
   if (!p.given_x()) {
     const auto subtract_f = [&](int64_t j, Vec<T> f0, Vec<T> f1) HWY_ATTR {
       T* const to = pb + j * kPanel<T>;
       store(hn::Sub(load(to), f0), to);
       store(hn::Sub(load(to + kLanes<T>), f1), to + kLanes<T>);
     };
-    centred_product(rows.y.transposed, dim, lo, hi, panel.q, centres_from(rows.centre_y, lo), scratch, subtract_f);
+    centred_product(rows.y.transposed, dim, lo, hi, own.keys, centres_from(rows.centre_y, lo), scratch, subtract_f);
   }
   const auto finish_rows = [&](int64_t j, Vec<T> e0, Vec<T> e1) HWY_ATTR {
     const auto shift = splat(rows.shift_x[lo + j] - 1), shift_b = splat(rows.shift_b[lo + j]),
@@ -98,17 +99,18 @@ void add_rows(const core::Problem& p, Panel<T>& panel, const PackedQueries<T>& r
     finish(e0, j * kPanel<T>);
     finish(e1, j * kPanel<T> + kLanes<T>);
   };
-  centred_product(rows.x.transposed, dim, lo, hi, panel.q, centres_from(rows.centre_x, lo), scratch, finish_rows);
-  natural_product(rows.grad.natural + lo * value_dim, value_dim, value_dim, pa, hi - lo, panel.value);
-  natural_product(rows.q.natural + lo * dim, dim, dim, ds, hi - lo, panel.image);
-  natural_product(rows.x.natural + lo * dim, dim, dim, pb, hi - lo, panel.image);
-  if (!p.given_x()) natural_product(rows.y.natural + lo * dim, dim, dim, pa, hi - lo, panel.image);
+  centred_product(rows.x.transposed, dim, lo, hi, own.keys, centres_from(rows.centre_x, lo), scratch, finish_rows);
+  natural_product(rows.grad.natural + lo * value_dim, value_dim, value_dim, pa, hi - lo, own.dv);
+  natural_product(rows.q.natural + lo * dim, dim, dim, ds, hi - lo, own.dk);
+  natural_product(rows.x.natural + lo * dim, dim, dim, pb, hi - lo, own.dk);
+  if (!p.given_x()) natural_product(rows.y.natural + lo * dim, dim, dim, pa, hi - lo, own.dk);
 }
 
 template <class T>
 void write_keys(const Panel<T>& panel, const core::BackwardCall& call, const PackedHead<T>& head,
                 const PackedQueries<T>& queries, int32_t exponent) {
   const core::Problem& p = call.problem;
+  const KeyArrays<T> own(panel);
   T row[kMaxChannels];
   for (int64_t l = 0; l < panel.rows; ++l) {
     const bool bad = queries.any_bad(panel.lane_begin[l], panel.lane_end[l]);
@@ -120,8 +122,8 @@ void write_keys(const Panel<T>& panel, const core::BackwardCall& call, const Pac
       write_row(to, row_offset(to, head.sequence.batch, head.sequence.start_k + panel.first_row + l, head.kv_head),
                 channels, row);
     };
-    write(call.dk, panel.image, p.dim, exponent + head.value_exponent());
-    write(call.dv, panel.value, p.value_dim, exponent);
+    write(call.dk, own.dk, p.dim, exponent + head.value_exponent());
+    write(call.dv, own.dv, p.value_dim, exponent);
   }
 }
 
@@ -134,18 +136,19 @@ void backward_keys(const core::BackwardCall& call, const PackedHead<T>& head, co
   for (int64_t j = first_key; j < first_key + keys; j += kPanel<T>) {
     Panel<T>& panel = block.panels[block.count];
     static_cast<PanelMemory<T>&>(panel) = memory.panels[block.count++];
+    const KeyArrays<T> own(panel);
     set_keys(panel, p, head.sequence, j, std::min(kPanel<T>, first_key + keys - j));
     for (int64_t l = 0; l < kPanel<T>; ++l) {  // an unused lane repeats the last key
       const int64_t key = j + std::min(l, panel.rows - 1);
-      for (int64_t c = 0; c < p.dim; ++c) panel.q[c * kPanel<T> + l] = head.k.natural[key * p.dim + c];
-      for (int64_t c = 0; c < p.value_dim; ++c) panel.mean_v[c * kPanel<T> + l] = head.v.natural[key * p.value_dim + c];
+      for (int64_t c = 0; c < p.dim; ++c) own.keys[c * kPanel<T> + l] = head.k.natural[key * p.dim + c];
+      for (int64_t c = 0; c < p.value_dim; ++c) own.values[c * kPanel<T> + l] = head.v.natural[key * p.value_dim + c];
     }
     int32_t& largest = exponent[block.count - 1];
     largest = kNoExponent;
     for (int64_t r = panel.begin; r < panel.end; ++r) largest = std::max(largest, queries.exponent[r]);
     if (largest == kNoExponent) largest = 0;
-    clear(panel.image, p.dim);
-    clear(panel.value, p.value_dim);
+    clear(own.dk, p.dim);
+    clear(own.dv, p.value_dim);
     block.count_products(panel, (p.given_x() ? 4 : 6) * p.dim + 2 * p.value_dim);
   }
   walk(block, nullptr, [&](int i, int64_t lo, int64_t hi) HWY_ATTR {

@@ -103,8 +103,8 @@ struct RowCentres {
   HWY_INLINE auto precise_at(int64_t row, int64_t) const { return hn::Gt(splat(precise[row]), hn::Zero(Tag<T>())); }
 };
 
-// to[j] = transposed row j . vector - centre, for rows [lo, hi) and on to the end of a register block of transposed_product:
-// what follows may read that far.
+// to[j] = transposed row j . vector - centre, for rows [lo, hi) and on to the end of a register block of
+// transposed_product: what follows may read that far.
 template <class Centres>
 HWY_NOINLINE void precise_tile(const float* transposed, int64_t channels, int64_t lo, int64_t hi, const float* vector,
                                const Centres& centres, float* to) {

@@ -49,8 +49,8 @@ HWY_INLINE void register_block(const T* HWY_RESTRICT a, int64_t lda, const T* HW
   for (int i = 0; i < M; ++i) epilogue(i, c0[i], c1[i]);
 }
 
-// Rows [lo, hi) of a transposed matrix times a panel b[channels x panel]; lo starts a pack. epilogue(j - lo, two vectors)
-// is called up to the end of the last register block, so what it writes to needs room for a whole pack.
+// Rows [lo, hi) of a transposed matrix times a panel b[channels x panel]; lo starts a pack. epilogue(j - lo, two
+// vectors) is called up to the end of the last register block, so what it writes to needs room for a whole pack.
 template <class T, class Epilogue>
 HWY_INLINE void transposed_product(const T* transposed, int64_t channels, int64_t lo, int64_t hi, const T* b,
                                    const Epilogue& epilogue) {

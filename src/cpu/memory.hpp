@@ -39,8 +39,7 @@ struct Shape {
   bool direct = false;       // the direct solver may be needed
 };
 
-// Arrays of one panel, [channel][lane]. What each holds depends on the pass; see forward-inl.hpp and
-// backward_rows-inl.hpp.
+// Arrays of one panel of rows, [channel][lane]; see forward-inl.hpp and backward_rows-inl.hpp.
 template <class T>
 struct PanelMemory {
   T *q, *x, *direction, *image, *solution, *rhs, *residual, *mean_k, *ridge, *preconditioner;  // dim
@@ -55,6 +54,15 @@ struct PanelMemory {
     for (T** array : {&mean_v, &value}) *array = arena.take<T>(s.value_dim * s.panel);
     weights = s.weight_rows ? arena.take<T>(s.weight_rows * s.panel) : nullptr;
   }
+};
+
+// The same memory where the lanes are keys: the backward's pass over blocks of keys.
+template <class T>
+struct KeyArrays {
+  T *const keys, *const dk;    // dim
+  T *const values, *const dv;  // value_dim
+
+  explicit KeyArrays(const PanelMemory<T>& of) : keys(of.q), dk(of.image), values(of.mean_v), dv(of.value) {}
 };
 
 // The direct solver works on panels of doubles whatever the problem's arithmetic.

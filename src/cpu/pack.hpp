@@ -1,9 +1,8 @@
 // Packed copies of the rows a kernel broadcasts from: keys and values (forward, pass A), and in pass B of the backward
 // what belongs to the queries. Two layouts of the same matrix feed the one product of gemm-inl.hpp:
-//   natural  row r, channel c at [r * channels + c]: products that sum over rows;
-//   transposed  packs of kPackRows rows, channel by channel, [(r / kPackRows * channels + c) * kPackRows + r % kPackRows]: products
-//   that sum over
-//            channels. The last pack is filled up with zero rows.
+//   natural     row r, channel c at [r * channels + c]: products that sum over rows;
+//   transposed  packs of kPackRows rows, channel by channel, [(r / kPackRows * channels + c) * kPackRows + r %
+//               kPackRows]: products that sum over channels. The last pack is filled up with zero rows.
 #pragma once
 
 #include <algorithm>

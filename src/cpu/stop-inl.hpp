@@ -1,7 +1,7 @@
 // Where a lane's solve may stop, and what it may claim then.
 //
-// The recurrence r -= stride A d knows nothing of what rounding did to A d: long solutions (a small ridge) and long keys
-// (a common mean) let it drift away from b - A x. The drift is estimated from sizes that are known; a lane it may
+// The recurrence r -= stride A d knows nothing of what rounding did to A d: long solutions (a small ridge) and long
+// keys (a common mean) let it drift away from b - A x. The drift is estimated from sizes that are known; a lane it may
 // matter to is checked: b - A x is formed once, with products in double, and conjugate gradients go on from there where
 // that misses.
 #if defined(LLA_CPU_STOP_INL_HPP) == defined(HWY_TARGET_TOGGLE)

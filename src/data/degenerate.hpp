@@ -9,9 +9,9 @@ namespace lla::data {
 
 void degrade(Kind kind, const Sizes& sizes, Tensors& tensors);
 
-// Where a result is all cancellation, such as gradients through equal values, nobody can compute it and only its size can
-// be asked for. How far the truth moves when the inputs move by roundings says where that is. Moves every value by up to
-// `by` of itself; `stream` names the tensor.
+// Where a result is all cancellation, such as gradients through equal values, nobody can compute it and only its size
+// can be asked for. How far the truth moves when the inputs move by roundings says where that is. Moves every value by
+// up to `by` of itself; `stream` names the tensor.
 void perturb(std::vector<double>& values, uint64_t stream, double by);
 // What the arithmetic of a type rounds by, several times over: fp64, fp32, and fp32 sums of products of 16 bits.
 double rounding_of(DType dtype);

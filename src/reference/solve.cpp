@@ -107,8 +107,8 @@ Solution solve_cg(Span covariance, Span ridge, Span b, core::StopRule stop, int 
     const double curvature = dot(direction, a_direction);
     const double length = dot(direction, direction);
     steepest = std::max(steepest, curvature / length);
-    // Flat or falling: the step would be rounding noise blown up. Where b is out of A's reach the steps before this one went
-    // ever further for nothing, so the x of the smallest residual stands.
+    // Flat or falling: the step would be rounding noise blown up. Where b is out of A's reach the steps before this one
+    // went ever further for nothing, so the x of the smallest residual stands.
     if (!(curvature > std::max(noise, kFlat * steepest) * length)) {
       solution.status = LLA_ROW_BREAKDOWN;
       solution.x = best;

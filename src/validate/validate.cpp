@@ -208,9 +208,9 @@ Status read_sizes(const Args& a, Pointers pointers, Call& call) {
   return {};
 }
 
-template <class Args, class Call>
-Status read_inputs(const Args& a, Pointers pointers, Call& call) {
-  Problem& p = call.problem;
+// q, k and v are there, on one device, in one floating type.
+template <class Args>
+Status read_types(const Args& a, Pointers pointers, Problem& p) {
   const NamedTensor q{"q", a.q}, k{"k", a.k}, v{"v", a.v};
   for (const NamedTensor& t : {q, k, v}) {
     if (!present(t.tensor)) return invalid(cat(t.name, ": is absent"));
@@ -222,14 +222,18 @@ Status read_inputs(const Args& a, Pointers pointers, Call& call) {
   p.device_index = a.q.device_index;
   p.dtype = p.out_dtype = dtype_of(a.q);
   LLA_RETURN_IF_ERROR(check_dtype(k, {p.dtype}, name(p.dtype), " like q"));
-  LLA_RETURN_IF_ERROR(check_dtype(v, {p.dtype}, name(p.dtype), " like q"));
+  return check_dtype(v, {p.dtype}, name(p.dtype), " like q");
+}
 
-  LLA_RETURN_IF_ERROR(read_sizes(a, pointers, call));
+// Shapes of k and v against the sizes that q, k and v gave.
+template <class Args>
+Status check_key_shapes(const Args& a, const Problem& p) {
   if (p.dim < 1) return invalid(cat("q: head dimension is ", p.dim, ", must be at least 1"));
   if (p.value_dim < 1) return invalid(cat("v: head dimension is ", p.value_dim, ", must be at least 1"));
+  const NamedTensor k{"k", a.k}, v{"v", a.v};
   if (p.cache) {
-    LLA_RETURN_IF_ERROR(check_cache({"k", a.k}, a.k, p.dim, "D", p.page_size > 0));
-    LLA_RETURN_IF_ERROR(check_cache({"v", a.v}, a.k, p.value_dim, "Dv", p.page_size > 0));
+    LLA_RETURN_IF_ERROR(check_cache(k, a.k, p.dim, "D", p.page_size > 0));
+    LLA_RETURN_IF_ERROR(check_cache(v, a.k, p.value_dim, "Dv", p.page_size > 0));
   } else {
     LLA_RETURN_IF_ERROR(check_keys(k, p, p.dim, "D"));
     LLA_RETURN_IF_ERROR(check_keys(v, p, p.value_dim, "Dv"));
@@ -238,22 +242,33 @@ Status read_inputs(const Args& a, Pointers pointers, Call& call) {
     return invalid(
         cat("k: has ", p.heads_kv, " heads, but q has ", p.heads_q, ", which must be a multiple (and 0 only of 0)"));
   }
-  LLA_RETURN_IF_ERROR(read_options(*a.options, p));
+  return {};
+}
 
+// Exactly one of ridge and x.
+template <class Args, class Call>
+Status read_ridge_or_x(const Args& a, Pointers pointers, Call& call) {
+  Problem& p = call.problem;
   if (present(a.ridge) == present(a.x)) {
     return invalid(present(a.ridge) ? "x: is given together with ridge; give exactly one"
                                     : "ridge: is absent, and so is x; give exactly one");
   }
-  const NamedTensor ridge_or_x = present(a.ridge) ? NamedTensor{"ridge", a.ridge} : NamedTensor{"x", a.x};
-  LLA_RETURN_IF_ERROR(check_view(ridge_or_x, pointers));
-  LLA_RETURN_IF_ERROR(same_device(ridge_or_x, a.q));
-  if (present(a.ridge)) {
-    LLA_RETURN_IF_ERROR(read_ridge(a.ridge, p, p.ridge, call.ridge));
-  } else {
-    p.ridge = RidgeShape::none;
-    LLA_RETURN_IF_ERROR(check_dtype(ridge_or_x, {p.dtype, DType::f32}, name(p.dtype), " like q, or f32"));
-    LLA_RETURN_IF_ERROR(check_rows(ridge_or_x, p, p.dim, "D"));
-  }
+  const NamedTensor given = present(a.ridge) ? NamedTensor{"ridge", a.ridge} : NamedTensor{"x", a.x};
+  LLA_RETURN_IF_ERROR(check_view(given, pointers));
+  LLA_RETURN_IF_ERROR(same_device(given, a.q));
+  if (present(a.ridge)) return read_ridge(a.ridge, p, p.ridge, call.ridge);
+  p.ridge = RidgeShape::none;
+  LLA_RETURN_IF_ERROR(check_dtype(given, {p.dtype, DType::f32}, name(p.dtype), " like q, or f32"));
+  return check_rows(given, p, p.dim, "D");
+}
+
+template <class Args, class Call>
+Status read_inputs(const Args& a, Pointers pointers, Call& call) {
+  LLA_RETURN_IF_ERROR(read_types(a, pointers, call.problem));
+  LLA_RETURN_IF_ERROR(read_sizes(a, pointers, call));
+  LLA_RETURN_IF_ERROR(check_key_shapes(a, call.problem));
+  LLA_RETURN_IF_ERROR(read_options(*a.options, call.problem));
+  LLA_RETURN_IF_ERROR(read_ridge_or_x(a, pointers, call));
   call.q = operand(a.q);
   call.k = operand(a.k);
   call.v = operand(a.v);

@@ -41,6 +41,10 @@ expect 2 'excludes' check --quick --replay "$cases"
 expect 2 'table is for --device cuda' bench forward --table
 expect 2 'has its own shapes and weights, --dim' bench backward --table --dim 64
 expect 0 'GFLOP/s' bench forward --length 64 --dim 8 --seconds 0.01
+expect 0 'their own, from 0.038' bench forward --data "$cases" --seconds 0.01
+expect 0 ' 64 +384 ' bench backward --data "$cases" --dtype bf16 --seconds 0.01
+expect 2 'its own shapes and ridges, --dim' bench forward --data "$cases" --dim 64
+expect 1 'no head in' bench forward --data "$(dirname "$0")"
 expect 0 'GB/s' bench decode --length 64 --dim 8 --batch 2 --heads 2 --seconds 0.01
 expect 0 ' 3 +4 +2 +5 +64 +7 ' bench decode --length 64 --dim 8 --batch 3 --heads 4 --group 2 --queries 5 --page-size 7 --dtype bf16 --seconds 0.01
 expect 0 'reference' bench decode --length 64 --dim 8 --given-x --head-major --batch-invariant --implementation reference --seconds 0.01

@@ -7,6 +7,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "data/heads.hpp"
 #include "support/golden.hpp"
 
 namespace lla::data {
@@ -116,6 +117,35 @@ TEST(Data, PiecewiseDataIsLinearInEachSegmentAndInItsCone) {
     const double w0 = det(k + 9, k + 3, k + 6) / d, w1 = det(k, k + 9, k + 6) / d, w2 = det(k, k + 3, k + 9) / d;
     for (int c = 0; c < 2; ++c) EXPECT_NEAR(w0 * v[c] + w1 * v[2 + c] + w2 * v[4 + c], v[6 + c], 1e-9);
   }
+}
+
+TEST(TrainedHeads, AreReadWholeAndLaidOutSideBySide) {
+  const std::vector<TrainedHead> all = read_heads(test::test_data_file("cases.bin"));
+  ASSERT_EQ(all.size(), 5u);
+  const std::vector<TrainedHead> longest = longest_heads(all);
+  ASSERT_EQ(longest.size(), 4u);
+  for (const TrainedHead& head : longest) {
+    EXPECT_EQ(head.length, 384) << head.name;
+    EXPECT_EQ(head.dim, 64);
+    EXPECT_EQ(head.q.size(), 384u * 64) << head.name;
+    EXPECT_EQ(head.grad_o.size(), head.q.size());
+    EXPECT_EQ(head.ridge.size(), 384u);
+  }
+  // Three rows of six heads: the fifth is the first again.
+  const std::vector<double> k = interleaved(longest, &TrainedHead::k, 3, 6);
+  ASSERT_EQ(k.size(), 3u * 6 * 64);
+  for (int64_t i = 0; i < 3; ++i) {
+    for (int64_t h = 0; h < 6; ++h) EXPECT_EQ(k[(i * 6 + h) * 64 + 7], longest[h % 4].k[i * 64 + 7]);
+  }
+  EXPECT_EQ(interleaved(longest, &TrainedHead::ridge, 384, 4)[4 * 100 + 2], longest[2].ridge[100]);
+}
+
+TEST(TrainedHeads, SayWhatIsWrong) {
+  std::vector<TrainedHead> heads = longest_heads(read_heads(test::test_data_file("cases.bin")));
+  heads[1].dim = 32;
+  EXPECT_THROW(longest_heads(heads), std::runtime_error);
+  EXPECT_THROW(read_heads(test::test_data_file("data.txt")), std::runtime_error);
+  EXPECT_THROW(read_heads(test::test_data_file("nothing")), std::runtime_error);
 }
 
 }  // namespace

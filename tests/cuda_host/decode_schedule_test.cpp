@@ -45,7 +45,8 @@ Walk start_of(const Shape& p, int block, int blocks, int64_t& total) {
     claimed = rows_claimed(p, claimed, b);
   }
   Walk walk{};
-  const int working = working_blocks(total, blocks);
+  const int64_t live = std::clamp<int64_t>(before - p.first_row, 0, p.row_count);
+  const int working = working_blocks(total, live, blocks);
   if (block >= working) return walk;
   int64_t begin = share_begin(total, block, working);
   walk.left = share_begin(total, block + 1, working) - begin;
@@ -182,10 +183,38 @@ TEST(DecodeSchedule, WhateverTheDeviceReads) {
 }
 
 TEST(DecodeSchedule, TheWorkspaceDoesNotGrowWithTheCache) {
-  const Layout few(256, 128, false, 132), many(100000, 128, false, 132);
-  EXPECT_EQ(few.rows_at_once, 256);
-  EXPECT_LE(many.size, (int64_t{64} << 20) + (1 << 16));
-  EXPECT_LE(Layout(256, 64, true, 132).size, 1 << 20);
+  EXPECT_EQ(Layout(256, 128, false, 132, 1).rows_at_once, 256);
+  EXPECT_LE(Layout(256, 64, true, 132, 1).size, 1 << 20);
+  for (const int dim : {64, 128}) {
+    for (const bool given_x : {false, true}) {
+      for (const int64_t rows : {1, 8, 200, 1024, 100000}) {
+        for (const int64_t sharing : {1, 4, 32}) {
+          const Layout layout(rows, dim, given_x, 132, sharing);
+          EXPECT_LE(layout.size, (int64_t{64} << 20) + (int64_t{3} << 20)) << rows << " rows, " << sharing;
+          EXPECT_GE(layout.rows_at_once, 1);
+          EXPECT_EQ(layout.blocks % 132, 0);
+          if (!given_x) {
+            EXPECT_LE(layout.blocks, kMostBlocks);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Equally long rows: no block has the end of one and the beginning of another.
+TEST(DecodeSchedule, EvenSharesOfEqualRows) {
+  const auto units_of = [](const Batch& batch, int block) {
+    int64_t total = 0;
+    int units = 0;
+    for (Walk walk = start_of(batch.shape, block, 132, total); walk.left > 0; ++units) (void)take(batch.shape, walk);
+    return units;
+  };
+  const Batch many(std::vector<int32_t>(32, 4096), std::vector<int32_t>(32, 1), 8, 1), one({65536}, {1}, 8, 1);
+  for (int block = 0; block < 132; ++block) {
+    EXPECT_LE(units_of(many, block), 2);
+    EXPECT_LE(units_of(one, block), 1);
+  }
 }
 
 }  // namespace

@@ -198,6 +198,35 @@ def test_operators_of_caches(device):
                           (q, k, v, ridge, None, *options, lengths, None, None, 0, False, True))
     torch.library.opcheck(torch.ops.lla.cache_append.default,
                           (k[:, :1].clone(), v[:, :1].clone(), k, v, lengths - 5, None, None, None))
+    torch.library.opcheck(torch.ops.lla.append_inference.default,
+                          (k[:, :1].clone(), v[:, :1].clone(), lengths - 5, q, k, v, ridge, None, *options, lengths - 4,
+                           None, None, 0))
+
+
+def test_one_operator_or_its_parts(device):
+    """A plain call writes and attends in one operator, one that is looked at in several: the same bits, the same cache."""
+    q, k, v, ridge = make_inputs(2, 2, 16, 4, 2, device=device, dtype=torch.float32)
+    new_k, new_v = torch.randn(2, 2, 2, 16, device=device), torch.randn(2, 2, 2, 16, device=device)
+    lengths = torch.tensor([3, 14], dtype=torch.int32, device=device)
+    results = []
+    for return_info in (False, True):
+        caches = k.clone(), v.clone()
+        o = lla.lla_attention_with_kvcache(q, *caches, ridge, new_k, new_v, cache_seqlens=lengths,
+                                           return_info=return_info, **OPTIONS)
+        results.append((o[0] if return_info else o, *caches))
+    assert all(torch.equal(a, b) for a, b in zip(*results)) and torch.equal(results[0][1][0, 3:5], new_k[0])
+
+
+@pytest.mark.parametrize("change", [dict(ridge=-torch.ones(2, 3)), dict(solver="none"), dict(implementation="none"),
+                                    dict(v=torch.ones(2, 1, 4, 15)), dict(k=torch.ones(2, 1, 4, 16, dtype=torch.float64)),
+                                    dict(max_seqlen_k=2), dict(page_table=torch.full((2, 4), 9, dtype=torch.int32))])
+def test_a_refused_step_writes_nothing(change):
+    caches = torch.ones(2, 16, 4, 16), torch.ones(2, 16, 4, 16)
+    good = dict(q=torch.ones(2, 1, 4, 16), k_cache=caches[0], v_cache=caches[1], ridge=0.1, k=torch.zeros(2, 1, 4, 16),
+                v=torch.zeros(2, 1, 4, 16), cache_seqlens=torch.tensor([4, 5], dtype=torch.int32))
+    with pytest.raises((ValueError, NotImplementedError)):
+        lla.lla_attention_with_kvcache(**{**good, **change})
+    assert all((c == 1).all() for c in caches)
 
 
 def test_whole_cache_by_default(device):

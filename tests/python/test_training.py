@@ -1,8 +1,10 @@
 """What training loops do with the layer: accumulate, checkpoint, compile, capture, scale losses, run in two processes."""
+import importlib
 import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -148,7 +150,7 @@ def test_training_soak_in_pieces(device, tmp_path):
     def run(*more):
         command = [sys.executable, REPOSITORY / "scripts" / "train_soak.py", "--out", tmp_path, "--corpus", text, "--device", device,
                    "--precisions", *precisions, "--steps", "6", "--every", "2", "--validate-every", "3", "--layers", "2", "--width",
-                   "64", "--heads", "1", "--length", "32", "--batch", "4", "--validation-batches", "1", *more]
+                   "64", "--heads", "1", "--length", "32", "--batch", "4", *more]
         return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=600)
 
     first = run("--seconds", "0.01")
@@ -158,3 +160,34 @@ def test_training_soak_in_pieces(device, tmp_path):
     log = json.loads((tmp_path / f"lla-{precisions[0]}.json").read_text())
     assert log["step"] == 6 and [step for step, _ in log["validation"]] == [3, 6] and log["failed"] is None
     assert log["rows"]["backward"]["ok"] == 6 * 2 * 4 * 32  # steps, layers, batch, rows
+    assert len(log["ridge"]) == 2 and all(1e-3 <= low <= middle <= high <= 1 for low, middle, high in log["ridge"])
+
+
+def test_training_soak_says_what_is_wrong(tmp_path, monkeypatch):
+    """The script's verdict on finished runs, and where its text comes from."""
+    monkeypatch.syspath_prepend(REPOSITORY / "scripts")
+    soak = importlib.import_module("train_soak")
+
+    def run(name, loss, validation, rows=None):
+        kind, precision = name.split("-")
+        log = {"step": 2000, "failed": None, "training": [[1790, 3.0], [1850, loss + 1], [2000, loss]], "validation": [[2000, validation]],
+               "rows": rows or {"forward": {"ok": 10}}}
+        return types.SimpleNamespace(name=name, kind=kind, precision=precision, log=log, steps=2000, done=True)
+
+    assert soak.final_loss(run("lla-bf16", 0.5, 1.0).log) == pytest.approx((60 * 1.5 + 150 * 0.5) / 210)
+    assert soak.verdicts([run("lla-bf16", 0.5, 0.8), run("softmax-bf16", 0.6, 0.7)]) == []
+    assert "above softmax's 0.6857" in soak.verdicts([run("lla-bf16", 0.5, 0.7), run("softmax-bf16", 0.4, 0.8)])[0]
+    rows = {"forward": {"ok": 5_000}, "backward": {"ok": 4_998, "breakdown": 2, "nan": 0}}
+    assert "2.0e-04 of the rows" in soak.verdicts([run("lla-bf16", 0.5, 0.7, rows)])[0]
+    rows["forward"]["ok"] = 15_000  # 2 of 20,000: as many as are allowed
+    assert soak.verdicts([run("lla-bf16", 0.5, 0.7, rows)]) == []
+
+    reader = tmp_path / "lla_train"  # stands in for the reader: what it writes is what is read
+    reader.write_text("#!/bin/sh\n[ $1 = corpus ] && mkdir -p $3 && printf abcdef > $3/training.bin && printf xyz > $3/validation.bin && echo '{}'\n")
+    reader.chmod(0o755)
+    monkeypatch.setenv("LLA_TRAIN", str(reader))
+    training, validation = soak.load_corpus(tmp_path, None)
+    assert bytes(training) == b"abcdef" and bytes(validation) == b"xyz"
+    monkeypatch.setenv("LLA_TRAIN", str(tmp_path / "nothing"))
+    with pytest.raises(SystemExit, match="name it in LLA_TRAIN"):
+        soak.load_corpus(tmp_path / "new", None)

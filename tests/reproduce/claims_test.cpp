@@ -125,5 +125,28 @@ TEST(Claims, NaiveMemoryIsQuadraticAndBlockwiseIsNot) {
   EXPECT_EQ(too_large, 1);
 }
 
+TEST(Claims, AStepOfGenerationNeedsLittleBesideTheCache) {
+  const Scratch scratch;
+  MemoryRun request;
+  request.decode = true;
+  request.dims = {64};
+  request.batches = {2};
+  request.lengths = {8192, 32768, 131072};
+  request.limit_bytes = 1e9;
+  request.out = scratch.path;
+  ASSERT_TRUE(run(request, {}));
+  std::map<std::string, std::vector<double>> peaks;
+  const Json file = read_results(scratch.path / kResultsName);
+  for (const Json& r : file["records"]) {
+    EXPECT_EQ(r["task"], "memory-decode");
+    peaks[r["method"]].push_back(r["peak_bytes"]);
+  }
+  const double cache = 2.0 * 2 * 131072 * 64 * 4;
+  EXPECT_NEAR(peaks["naive"][2] / (cache / 2), 1, 0.1);  // the differences, and little else
+  EXPECT_LT(peaks["blockwise"][2], cache / 30);
+  EXPECT_LT(peaks["blockwise"][2], 4 * peaks["blockwise"][1]);  // while n grows fourfold
+  EXPECT_LT(peaks["softmax"][2], peaks["blockwise"][2]);
+}
+
 }  // namespace
 }  // namespace lla::experiments

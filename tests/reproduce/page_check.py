@@ -19,6 +19,7 @@ FIGURES = {
     "iterations": ("iterations-16",),
     "rates": ("rates", "boundary"),
     "memory": ("memory",),
+    "memory-decode": ("memory-decode",),
     "in-context": ("in_context", "in_context_curves"),
     "recall": ("recall", "recall_curves"),
     "state-tracking": ("state_tracking", "state_tracking_curves"),

@@ -16,6 +16,7 @@ export LLA_PYTHON=$python
 "$lla" reproduce regression --d 8 --d 16 --segment 256 --segment 1024 --sequences 4 --out out/regression >/dev/null
 "$lla" reproduce rates --quick --d 1 --out out/rates >/dev/null
 "$lla" reproduce memory --quick --d 16 --limit 0.25 --out out/memory >/dev/null
+"$lla" reproduce memory --decode --quick --d 16 >/dev/null
 "$lla" reproduce solver --quick --d 16 --out out/solver >/dev/null
 "$lla" reproduce interpolation --out out/interpolation >/dev/null
 "$lla" reproduce capacity --quick --d 16 --out out/capacity >/dev/null
@@ -35,7 +36,7 @@ if [ -x "$(dirname "$lla")/lla_train" ]; then
 fi
 page=$("$lla" report out)
 [ "$page" = "$work/out/index.html" ] || { echo "report printed '$page'"; exit 1; }
-"$python" "$source/tests/reproduce/page_check.py" out regression rates memory solver interpolation capacity lemmas iterations \
+"$python" "$source/tests/reproduce/page_check.py" out regression rates memory memory-decode solver interpolation capacity lemmas iterations \
   regression-ridges regression-kernels regression-queries $trained
 "$lla" report out/regression >/dev/null
 "$python" "$source/tests/reproduce/page_check.py" out/regression regression

@@ -7,9 +7,9 @@
 #include <gtest/gtest.h>
 
 #include "capacity/run.hpp"
-#include "common/npy.hpp"
 #include "common/random.hpp"
 #include "data/data.hpp"
+#include "data/npy.hpp"
 #include "interpolation/run.hpp"
 #include "scratch.hpp"
 #include "solver/fixed.hpp"
@@ -141,16 +141,16 @@ TEST(Npy, ReadsWhatItSaysAndRefusesTheRest) {
   const float numbers[6] = {1, -2, 3.5, 0, 5, 6};
   const std::string bytes(reinterpret_cast<const char*>(numbers), sizeof numbers);
   write_npy(file, "<f4", "(2, 3)", bytes);
-  const Array a = read_npy(file);
+  const data::Array a = data::read_npy(file);
   EXPECT_EQ(a.rows, 2);
   EXPECT_EQ(a.columns, 3);
   EXPECT_EQ(a.data, std::vector<float>(numbers, numbers + 6));
   write_npy(file, "<f2", "(2,)", std::string("\x00\x3c\x00\xc0", 4));
-  EXPECT_EQ(read_npy(file).data, (std::vector<float>{1, -2}));
+  EXPECT_EQ(data::read_npy(file).data, (std::vector<float>{1, -2}));
   const auto refused = [&](const std::string& why) {
     try {
-      read_npy(file);
-    } catch (const Failure& failure) {
+      data::read_npy(file);
+    } catch (const std::runtime_error& failure) {
       EXPECT_NE(std::string(failure.what()).find(why), std::string::npos) << failure.what();
       return;
     }

@@ -1,11 +1,14 @@
 // The trainer on the CPU: the optimizer against torch's, the same bits twice and after a cut, runs that leave, and an
 // end-to-end run.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/api/include/torch/optim/adamw.h>
 #include <unistd.h>
 
 #include <cmath>
 #include <fstream>
+#include <set>
+#include <tuple>
 
 #include "text/language.hpp"
 #include "train/adamw.hpp"
@@ -96,21 +99,21 @@ Stack small_stack(const std::string& model, int64_t epochs, const std::string& t
   return make_experiment(config, {}).stacks[0];
 }
 
-std::unique_ptr<StackTrainer> trainer(const Stack& stack, const fs::path& folder) {
+std::unique_ptr<StackTrainer> trainer(const Stack& stack, const fs::path& folder, const at::Device& device = at::kCPU) {
   const std::shared_ptr<const Task> task = make_task(stack.task, stack.task_options);
   std::vector<uint64_t> seeds;
   for (const Run& run : stack.runs) {
     if (std::find(seeds.begin(), seeds.end(), run.seed) == seeds.end()) seeds.push_back(run.seed);
   }
   const auto part = [&](Part p, int64_t n) -> std::shared_ptr<const Source> {
-    return make_examples(task, seeds, p, n, at::kCPU, at::kFloat, 2);
+    return make_examples(task, seeds, p, n, device, device.is_cuda() ? at::kBFloat16 : at::kFloat, 2);
   };
   const Training& t = stack.training;
   const Sources sources{part(Part::training, t.examples), part(Part::validation, t.validation),
                         part(Part::test, t.test), scored_by_accuracy(stack.task)};
   return std::make_unique<StackTrainer>(stack,
                                         model_config(stack.task, stack.model, task->layout(), stack.model_options),
-                                        sources, TrainerOptions{at::kCPU, true, folder, 1e9, {}});
+                                        sources, TrainerOptions{device, true, folder, 1e9, {}});
 }
 
 const auto silent = [](const Glance&) {};
@@ -122,26 +125,47 @@ std::string curves(const StackTrainer& t) {
   return all.dump();
 }
 
-TEST(StackTrainer, SameBitsTwiceAndAfterBeingCutInTheMiddleOfAnEpoch) {
+// Cut as often as `looks` says, a run ends with the bits of one that was left alone, which two of these have too.
+void expect_same_bits(const at::Device& device, int looks_a_piece) {
   for (const char* model : {"lla", "gated_deltanet"}) {
     const Stack stack = small_stack(model, 3);
     const Folder one("one"), two("two"), cut("cut");
-    const auto first = trainer(stack, one.path()), again = trainer(stack, two.path());
+    const auto first = trainer(stack, one.path(), device), again = trainer(stack, two.path(), device);
     ASSERT_TRUE(first->train(never, silent));
     ASSERT_TRUE(again->train(never, silent));
     EXPECT_EQ(curves(*first), curves(*again)) << model;
     EXPECT_TRUE(first->master().equal(again->master())) << model;
-    // Every piece ends after two looks, which are four steps apart: inside an epoch and at its end.
     for (int piece = 0;; ++piece) {
       ASSERT_LT(piece, 20);
-      const auto part = trainer(stack, cut.path());
+      const auto part = trainer(stack, cut.path(), device);
       int looks = 0;
-      if (!part->train([&] { return ++looks == 2; }, silent)) continue;
+      if (!part->train([&] { return ++looks == looks_a_piece; }, silent)) continue;
       EXPECT_GT(piece, 2);
       EXPECT_EQ(curves(*first), curves(*part)) << model;
       EXPECT_TRUE(first->master().equal(part->master())) << model;
       break;
     }
+  }
+}
+
+// Looks are four steps apart: pieces end inside an epoch and at its end.
+TEST(StackTrainer, SameBitsTwiceAndAfterBeingCutInTheMiddleOfAnEpoch) { expect_same_bits(at::kCPU, 2); }
+
+// On a GPU an epoch of ten steps is one look, so that the last piece begins after the last step: the graph's warm-up
+// finds no further step in the schedule.
+TEST(StackTrainer, SameBitsAfterBeingCutOnAGpu) {
+  if (device_count() == 0) GTEST_SKIP() << "no GPU";
+  expect_same_bits(at::Device(at::kCUDA, 0), 1);
+}
+
+// This program holds a static copy of the library, for the experiments' own calls, beside the shared one the operators
+// use. Were the copy's functions exported, the operators would run on it, without the GPU's kernels.
+TEST(Linking, TheOperatorsUseTheSharedLibrary) {
+  for (const char* name : {"lla_forward", "lla_backward", "lla_forward_query", "lla_implementation_name"}) {
+    void* function = ::dlsym(RTLD_DEFAULT, name);
+    Dl_info where{};
+    ASSERT_TRUE(function != nullptr && ::dladdr(function, &where) != 0) << name;
+    EXPECT_NE(std::string(where.dli_fname).find("liblla.so"), std::string::npos) << name << " is " << where.dli_fname;
   }
 }
 
@@ -262,6 +286,45 @@ TEST(Queue, GoesOnWhereItWasCutAndTakesTheBestRateForFurtherSeeds) {
     for (const char* field : {"loss", "validation", "test"})
       EXPECT_EQ(again["records"][i][field], file["records"][i][field]);
   }
+}
+
+// The best learning rate of the setting before is the largest: one more beyond it; the second setting and the further
+// seeds take what is best then.
+TEST(Queue, GoesBeyondTheEdgeOnceAndOtherSettingsTakeTheBestRate) {
+  const Folder folder("edge");
+  Json config = {
+      {"task", "in-context"},
+      {"models", {"softmax"}},
+      {"settings",
+       {{{"length", 16}}, {{"length", 24}, {"rates_of", {{"length", 16}}}, {"training", {{"seeds", {1, 2}}}}}}},
+      {"options", {{"dim", 4}, {"queries", 4}}},
+      {"model", {{"width", 16}, {"heads", 2}}},
+      {"training",
+       {{"epochs", 2},
+        {"batch", 8},
+        {"examples", 160},
+        {"validation", 20},
+        {"test", 20},
+        {"learning_rates", {1e-5, 1e-4}},
+        {"seeds", {1, 2}},
+        {"beyond_edge", true}}}};
+  const Experiment experiment = make_experiment(config, {});
+  ASSERT_EQ(experiment.stacks.size(), 4u);  // rates, beyond the edge, the other seed; the other setting
+  QueueOptions options;
+  options.out = folder.path();
+  options.command = "test";
+  options.seconds = 1e-9;  // in many pieces
+  for (int pieces = 0; !run_queue(experiment, options, never);) ASSERT_LT(++pieces, 60);
+  const Json records = experiments::read_results(folder.path() / "results.json")["records"];
+  std::multiset<std::tuple<int, double, int>> seen;
+  for (const Json& r : records) {
+    seen.emplace(r["length"].get<int>(), r["learning_rate"].get<double>(), r["seed"].get<int>());
+  }
+  const double beyond = 1e-4 * (1e-4 / 1e-5);
+  const double best = (*best_record(records, {{"length", 16}, {"seed", 1}}, false))["learning_rate"];
+  EXPECT_EQ(seen, (std::multiset<std::tuple<int, double, int>>{
+                      {16, 1e-5, 1}, {16, 1e-4, 1}, {16, beyond, 1}, {16, best, 2}, {24, best, 1}, {24, best, 2}}));
+  EXPECT_EQ(best, beyond);  // small rates: the larger, the better
 }
 
 TEST(Language, EveryByteIsPredictedOnceWithHalfAWindowBeforeIt) {

@@ -1,5 +1,6 @@
 #include "train/queue.hpp"
 
+#include <ATen/Parallel.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -113,19 +114,12 @@ class Queue {
     const std::lock_guard lock(guard_);
     for (auto it = waiting_.begin(); it != waiting_.end();) {
       Stack stack = *it;
-      if (stack.further_seeds) {
-        if (busy_.count(stack.identity().dump()) > 0) {  // its first seed is being trained elsewhere
+      if (stack.runs_from != RunsFrom::config) {
+        if (busy_.count(stack.rates_of.dump()) > 0) {  // what it waits for is being trained elsewhere
           ++it;
           continue;
         }
-        const Json* best = best_record(results_.records(), stack.identity(), scored_by_accuracy(stack.task));
-        if (best == nullptr) {  // every learning rate failed: there is nothing to repeat
-          it = waiting_.erase(it);
-          continue;
-        }
-        for (size_t i = 1; i < stack.training.seeds.size(); ++i) {
-          stack.runs.push_back({(*best)["learning_rate"], stack.training.seeds[i]});
-        }
+        stack.runs = following_runs(stack);
       }
       bool done = true;
       for (const Run& run : stack.runs) done = done && results_.contains(identity(stack, run));
@@ -135,6 +129,23 @@ class Queue {
       return stack;
     }
     return {};
+  }
+
+  // The runs of a stack that follows from others; none where those failed, or ask for no more.
+  std::vector<Run> following_runs(const Stack& stack) const {
+    const Json* best = best_record(results_.records(), stack.rates_of, scored_by_accuracy(stack.task));
+    if (best == nullptr) return {};
+    const double rate = (*best)["learning_rate"];
+    const Training& t = stack.training;
+    if (stack.runs_from == RunsFrom::edge) {
+      const auto beyond = rate_beyond_edge(t.learning_rates, rate);
+      return beyond ? std::vector<Run>{{*beyond, t.seeds[0]}} : std::vector<Run>{};
+    }
+    std::vector<Run> runs;
+    for (size_t i = stack.runs_from == RunsFrom::best ? 1 : 0; i < t.seeds.size(); ++i) {
+      runs.push_back({rate, t.seeds[i]});
+    }
+    return runs;
   }
 
   bool waiting_empty() {
@@ -150,6 +161,7 @@ class Queue {
 
   void work(const at::Device& device) {
     const DeviceScope scope(device);
+    at::init_num_threads();                            // this thread's share, where the caller set one
     std::deque<std::pair<std::string, Sources>> made;  // data of the last settings: models share it
     // However short the time: every piece of a queue gets some steps done, or pieces could follow one another for ever.
     for (bool begun = false; !(begun ? stop() : failed_ || interrupted_()); begun = true) {

@@ -98,7 +98,9 @@ void StackTrainer::arrange() {
   std::vector<at::Tensor> kept;
   if (options_.device.is_cuda() && options_.captured) {
     for (const at::Tensor& t : state) kept.push_back(t.clone());
-    position_.fill_(0);  // the warm-up takes the first batches, wherever the run stands
+    // The warm-up takes the first batches and rates, wherever the run stands: near its end there are no others left.
+    position_.fill_(0);
+    adam_->steps.zero_();
   }
   replay_ = make_replay(
       options_.device, options_.captured, [this] { step(); },

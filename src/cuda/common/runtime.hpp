@@ -14,9 +14,9 @@ namespace lla::cuda {
 // asks next: it is taken back, so that the caller's next check does not find ours.
 Status to_status(cudaError_t error, const char* what);
 
-// Lets a kernel use `bytes` of dynamic shared memory, which above 48 KiB it must be told. Asked for only where it is not
-// known to be allowed yet, or `again`: the runtime's call takes away the error that an earlier call of the program has
-// left for it to find.
+// Lets a kernel use `bytes` of dynamic shared memory, which above 48 KiB it must be told. Asked for only where it is
+// not known to be allowed yet, or `again`: the runtime's call takes away the error that an earlier call of the program
+// has left for it to find.
 Status allow_shared_memory(const void* kernel, size_t bytes, const char* name, bool again = false);
 
 // Makes a device current and restores the previous one.

@@ -7,8 +7,8 @@ namespace {
 
 constexpr int kThreads = 1024;
 
-// One block per head, or one for everything. Rows of a head: `segments` runs of `length` rows, `stride` apart. Nobody has
-// written to the rows behind a packed batch's last sequence.
+// One block per head, or one for everything. Rows of a head: `segments` runs of `length` rows, `stride` apart. Nobody
+// has written to the rows behind a packed batch's last sequence.
 template <class T>
 __global__ void __launch_bounds__(kThreads) dridge_kernel(const __grid_constant__ Arguments<T> a) {
   __shared__ double sums[kThreads];

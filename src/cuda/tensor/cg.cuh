@@ -354,14 +354,14 @@ __device__ __forceinline__ float scale_of_square(float square) {
 }
 
 // One step from product = Σ U k and its row sums: A d = (product - sums mean) / data_units + Λ d.
-// `direction` holds the direction, and then the next one. Updates x, r and the rows' state, which goes back to memory. Says
-// whether a row goes on, or that a row's step would be too large for what the pass had (`check`: see there; null for
-// none), and then nothing has changed.
+// `direction` holds the direction, and then the next one. Updates x, r and the rows' state, which goes back to memory.
+// Says whether a row goes on, or that a row's step would be too large for what the pass had (`check`: see there; null
+// for none), and then nothing has changed.
 //
-// What the next pass needs of the new direction d' = s (r + momentum d) beside its words, |d'|², r·d' and d'·mean, would take
-// three dot products at the very end. It follows from r·r, r·d and r·mean instead, which come with the work on r.
-// Rounding d' to fp16 is left out of it: 2^-12 of every element, of random sign. In d·mean that would add up, but the
-// row sums say how far off it was. (r·d is zero but for rounding. Taken to be zero, |d'|² drifts off where λ is 0.)
+// What the next pass needs of the new direction d' = s (r + momentum d) beside its words, |d'|², r·d' and d'·mean,
+// would take three dot products at the very end. It follows from r·r, r·d and r·mean instead, which come with the work
+// on r. Rounding d' to fp16 is left out of it: 2^-12 of every element, of random sign. In d·mean that would add up, but
+// the row sums say how far off it was. (r·d is zero but for rounding. Taken to be zero, |d'|² drifts off where λ is 0.)
 // kShare: the solution's size counts, too (core::StopRule). two_parts: U of the pass was multiplied in two.
 template <int kDim, bool kShare>
 __device__ __forceinline__ StepEnd step(const StepInputs<kDim>& in, float (&product)[kDim / 2], const Pair<float>& sums,
@@ -520,7 +520,8 @@ __device__ __forceinline__ StepEnd step(const StepInputs<kDim>& in, float (&prod
     s.active[h] = was && !solved && !last && !grown;
     s.rr[h] = was ? now : s.rr[h];
     momentum[h] = s.active[h] ? ratio * s.inverse[h] : 0.0f;
-    // |r + momentum d|² is at most twice |r|² + |momentum d|²: within what fp16 has to spare, and never lost to cancellation.
+    // |r + momentum d|² is at most twice |r|² + |momentum d|²: within what fp16 has to spare, and never lost to
+    // cancellation.
     const float bound = fmaf(momentum[h] * momentum[h], s.norm_squared[h], now);
     const float square = fmaxf(fmaf(2 * momentum[h], rd, bound), 0x1p-10f * bound);
     scale[h] = scale_of_square(bound);

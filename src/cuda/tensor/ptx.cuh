@@ -1,5 +1,5 @@
-// The few instructions CUDA C++ has no name for that need no Hopper: addresses, copies ahead, named barriers. (What lets
-// kernels overlap, griddepcontrol, needs compute capability 9.0; stmatrix in rows_io.cuh does, too.)
+// The few instructions CUDA C++ has no name for that need no Hopper: addresses, copies ahead, named barriers. (What
+// lets kernels overlap, griddepcontrol, needs compute capability 9.0; stmatrix in rows_io.cuh does, too.)
 #pragma once
 
 #include <cstdint>

@@ -11,9 +11,9 @@
 namespace lla::cuda::tensor {
 
 // 64 rows (queries, x, the gradient of o) as fp16, each scaled by a power of two, into a swizzled tile. Rows that do
-// not exist are zero; rows with a non-finite element are zero and have no scale. In two steps, so that the loads of one or
-// of several operands are all in flight before the first is used. kWide: f32 rows; else 16-bit ones. Rows of the other
-// kind, and rows without vectors, are read one by one where they are written.
+// not exist are zero; rows with a non-finite element are zero and have no scale. In two steps, so that the loads of one
+// or of several operands are all in flight before the first is used. kWide: f32 rows; else 16-bit ones. Rows of the
+// other kind, and rows without vectors, are read one by one where they are written.
 //
 // What is fetched lies in the tile itself (f32 rows: and in `low`) until the thread that fetched it writes it anew:
 // registers would have to be named in code without a loop, and code that runs once an item must be short.

@@ -2,8 +2,8 @@
 // run them on the CPU.
 //
 // Items are numbered longest first: under a causal mask the last blocks of queries see most keys, so all heads' last
-// blocks come first. (Where there is a solve, blocks that see few keys come before them: they take most iterations, and
-// of those, too, the ones that see most take longest.)
+// blocks come first. Where there is a solve, blocks that see few keys come before them, because they take most
+// iterations; among these, too, those that see most keys come first.
 // Heads go in bundles whose keys and values the L2 cache can hold; all items of a bundle come before those of the next.
 // Blocks take items from a counter in the order of their numbers; an item's result does not depend on who runs it.
 #pragma once

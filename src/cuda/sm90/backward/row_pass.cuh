@@ -104,8 +104,8 @@ __device__ __forceinline__ void row_pass_producer(const RowPassParams& params, t
   }
 }
 
-// What a thread needs of its two rows. With c in the sum, a and c are halved, because |a b - c| is at most 2, and lifted
-// by what that bound is too large.
+// What a thread needs of its two rows. With c in the sum, a and c are halved, because |a b - c| is at most 2, and
+// lifted by what that bound is too large.
 struct RowPair {
   float logit[2], shift[2], edge_a[2], edge_b[2], a0[2], b0[2], minus_c[2];
   int32_t begin[2], end[2];  // visible keys

@@ -78,6 +78,7 @@ struct SolveConsumer : Solver<Config> {
 #pragma unroll
     for (int i = 0; i < kKeys / 4; ++i) most[i & 1] = __hmax2(most[i & 1], *reinterpret_cast<const __half2*>(&w[i]));
   }
+  // γ = G Vᵀ, raw.
   __device__ __forceinline__ void issue_gamma(Scores& gamma, const Slot& value) const {
     product_transposed<kDim, kKeys>(gamma, shared.spare_operand(warpgroup), this->tile_at(value));
     mma_commit();
@@ -123,6 +124,7 @@ struct SolveConsumer : Solver<Config> {
       pack_scores<kKeys>(w, scores);
       pin(w);
       this->finish_before(key);
+      // t += U K, U = W (γ - τ)
       mma_fence();
       product<kDim, kKeys>(target, u, this->tile_at(key));
       mma_commit();
@@ -274,8 +276,8 @@ struct SolveConsumer : Solver<Config> {
     }
   }
 
-  // Saved statistics, G, t and the first direction; `two_part_passes`: passes of the solve with U in two parts. Returns whether a
-  // row of this thread is to be solved.
+  // Saved statistics, G, t and the first direction; `two_part_passes`: passes of the solve with U in two parts. Returns
+  // whether a row of this thread is to be solved.
   __device__ __forceinline__ bool prepare(const ForwardItem b, DirectionWords& direction, Direction& d,
                                           int& two_part_passes) {
     const Lane lane = Base::own_lane();

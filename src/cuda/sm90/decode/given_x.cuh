@@ -20,16 +20,17 @@ struct GivenXConfig {
   static constexpr bool kBf16 = kBf16_;
   static constexpr int kChunks = kDim / 8;
   static constexpr int kRawBytes = kWarpKeys * kDim * 2;
-  static constexpr int kRawSlots = kDim == 128 ? 3 : 6;
+  static constexpr int kKeySlots = kDim == 128 ? 3 : 6, kValueSlots = kKeySlots;
 };
 
 template <class C>
 struct GivenXShared {
-  alignas(1024) unsigned char raw[kGivenXWarps][C::kRawSlots][2][C::kRawBytes];
+  alignas(1024) unsigned char raw_keys[kGivenXWarps][C::kKeySlots][C::kRawBytes];
+  alignas(1024) unsigned char raw_values[kGivenXWarps][C::kValueSlots][C::kRawBytes];
   float2 query_x[C::kDim];
   float sums[kGivenXWarps][2 * C::kDim];
   GivenXHead heads[kGivenXWarps];
-  Barrier loaded[kGivenXWarps][C::kRawSlots];
+  Barrier loaded[kGivenXWarps][C::kKeySlots];
 };
 
 template <class C>
@@ -55,9 +56,9 @@ struct GivenXWarp {
   }
   __device__ __forceinline__ int key_at(int j) const { return (j / 2) * 8 + (lane % 4) * 2 + j % 2; }
 
-  __device__ __forceinline__ void tile(const unsigned char (&raw)[2][C::kRawBytes], uint32_t seen) {
+  __device__ __forceinline__ void tile(const RawTile& raw, uint32_t seen) {
     float logit[4] = {0, 0, 0, 0}, e[4] = {0, 0, 0, 0};
-    const uint32_t keys = raw_start(raw[0]);
+    const uint32_t keys = raw_start(raw.keys);
 #pragma unroll
     for (int i = 0; i < C::kChunks / 2; ++i) {
       uint32_t k[4];
@@ -103,7 +104,7 @@ struct GivenXWarp {
       we[j] = w[j] * (e[j] - centre);
       omega += w[j], omega_e += we[j];
     }
-    const uint32_t values = raw_start(raw[1]);
+    const uint32_t values = raw_start(raw.values);
 #pragma unroll
     for (int i = 0; i < C::kChunks / 2; ++i) {
       uint32_t v[4];
@@ -123,14 +124,15 @@ struct GivenXWarp {
   }
 
   __device__ __forceinline__ void stream() {
+    if (u.first) invalid |= others_miss_a_page(p.cache, from, u.sequence, threadIdx.x, kGivenXThreads);
 #pragma unroll 1
-    for (int n = 0; n < C::kRawSlots; ++n) ask(n);
+    for (int n = 0; n < C::kKeySlots; ++n) ask(n);
 #pragma unroll 1
     for (int n = 0; first_of(n) < u.keys.end; ++n) {
       const uint32_t seen = seen_of(u.keys, first_of(n));
       tile(ring.take(seen), seen);
       __syncwarp();
-      ask(n + C::kRawSlots);
+      ask(n + C::kKeySlots);
     }
   }
 
@@ -176,13 +178,14 @@ __global__ void __launch_bounds__(kGivenXThreads, 1) given_x_kernel(const __grid
   extern __shared__ __align__(1024) unsigned char memory[];
   GivenXShared<C>& s = *reinterpret_cast<GivenXShared<C>*>(memory);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kGivenXWarps * C::kRawSlots; ++i) s.loaded[0][i].init(1);
+    for (int i = 0; i < kGivenXWarps * C::kKeySlots; ++i) s.loaded[0][i].init(1);
     barrier_init_fence();
   }
   __syncthreads();
   wait_for_last_kernel();
   let_next_kernel_begin();
-  Ring<C> ring{s.raw[threadIdx.x / 32], s.loaded[threadIdx.x / 32]};
+  const int warp_index = threadIdx.x / 32;
+  Ring<C> ring{s.raw_keys[warp_index], s.raw_values[warp_index], s.loaded[warp_index]};
   Walk walk = find_start(p, blockIdx.x, gridDim.x);
   while (walk.left > 0) {
     const Unit u = take(p, walk);

@@ -14,7 +14,7 @@ struct Launch {
   int64_t rows;
   int dim;  // 64 or 128: of the kernel
   bool bf16;
-  int blocks;  // multiprocessors
+  int multiprocessors;
   void* workspace;
   cudaStream_t stream;
 };

@@ -8,8 +8,9 @@ namespace lla::cuda::sm90::decode {
 template <int kDim, bool kBf16>
 Status launch_given_x(const Launch& call) {
   using C = GivenXConfig<kDim, kBf16>;
-  return for_each_share(call, {call.rows, kDim, true, call.blocks}, [&](const Params& p) -> Status {
-    LLA_RETURN_IF_ERROR(launch_early(given_x_kernel<C>, dim3(static_cast<unsigned>(call.blocks)), kGivenXThreads,
+  const Layout layout = layout_of(call, true);
+  return for_each_share(call, layout, [&](const Params& p) -> Status {
+    LLA_RETURN_IF_ERROR(launch_early(given_x_kernel<C>, dim3(static_cast<unsigned>(layout.blocks)), kGivenXThreads,
                                      sizeof(GivenXShared<C>), call.stream, "launching the decode kernel for given x",
                                      p));
     return launch_early(given_x_merge_kernel<kDim>, dim3(static_cast<unsigned>(p.row_count)), kDim, 0, call.stream,

@@ -16,11 +16,12 @@ Status launch_solve(const Params& p, cudaStream_t stream) {
 template <int kDim, bool kBf16>
 Status launch_solved(const Launch& call) {
   using C = Config<kDim, kBf16>;
-  return for_each_share(call, {call.rows, kDim, false, call.blocks}, [&](const Params& p) -> Status {
-    LLA_RETURN_IF_ERROR(launch_early(stream_kernel<C>, dim3(static_cast<unsigned>(call.blocks)), C::kThreads,
+  const Layout layout = layout_of(call, false);
+  return for_each_share(call, layout, [&](const Params& p) -> Status {
+    LLA_RETURN_IF_ERROR(launch_early(stream_kernel<C>, dim3(static_cast<unsigned>(layout.blocks)), C::kThreads,
                                      sizeof(Shared<C>), call.stream, "launching the decode kernel", p));
     // Few rows have many parts each: a cluster puts them together.
-    const bool few = p.row_count * 4 <= call.blocks;
+    const bool few = p.row_count * 4 <= call.multiprocessors;
     return few ? launch_solve<kDim, kBf16, kDim / 16>(p, call.stream) : launch_solve<kDim, kBf16, 1>(p, call.stream);
   });
 }

@@ -52,27 +52,67 @@ __device__ __forceinline__ int2 page_of(const Cache& cache, const Source& from, 
   return {page >= 0 && page < cache.pages ? page : -1, key % cache.page_size};
 }
 
+// Whether a page is missing that other rows of the sequence need and this one does not: then it is not usable either.
+// There are few of those, before the row's first key and behind its last. By `threads` threads, each of which says what
+// it has found.
+__device__ __forceinline__ bool others_miss_a_page(const Cache& cache, const Source& from, const Keys& sequence,
+                                                   int thread, int threads) {
+  bool missing = false;
+  if (!cache.table) return missing;
+  for (int key = sequence.begin + thread; key < min(from.row.begin, sequence.end); key += threads) {
+    missing |= page_of(cache, from, key).x < 0;
+  }
+  for (int key = max(from.row.end, sequence.begin) + thread; key < sequence.end; key += threads) {
+    missing |= page_of(cache, from, key).x < 0;
+  }
+  return missing;
+}
+
 // The keys of sixteen that a row sees, as bits.
 __device__ __forceinline__ uint32_t seen_of(const Keys& keys, int first) {
   const int begin = max(0, min(kWarpKeys, keys.begin - first)), end = max(0, min(kWarpKeys, keys.end - first));
   return (1u << end) - (1u << min(begin, end));
 }
 
+// The copy engine takes some 18 cycles for every request, however small: smaller ones than of so many keys are not for
+// it.
+inline constexpr int kLeastBox = 2;
+
+// Sixteen keys and their values as they came.
+struct RawTile {
+  unsigned char *keys, *values;
+};
+
 // A warp's ring of slots: it asks for tiles and takes them in the same order.
 template <class C>
 struct Ring {
-  unsigned char (*raw)[2][C::kRawBytes];
-  Barrier* full;
+  unsigned char (*keys)[C::kRawBytes];
+  unsigned char (*values)[C::kRawBytes];
+  Barrier* full;  // of each slot of keys
   uint32_t asked = 0, taken = 0;
 
-  __device__ __forceinline__ static int slot(uint32_t n) { return n % C::kRawSlots; }
+  __device__ __forceinline__ Barrier& barrier(uint32_t n) const { return full[n % C::kKeySlots]; }
+  __device__ __forceinline__ RawTile tile(uint32_t n) const {
+    return {keys[n % C::kKeySlots], values[n % C::kValueSlots]};
+  }
 
   // Starts the copies of keys [first, first + 16) that `keys` includes.
   __device__ __forceinline__ void ask(const Params& p, const Source& from, int first, const Keys& keys, bool& invalid) {
-    const int lane = threadIdx.x % 32, here = slot(asked++);
+    const int lane = threadIdx.x % 32;
+    const RawTile to = tile(asked);
+    Barrier& here = barrier(asked++);
     const Cache& cache = p.cache;
     if (!cache.vectors) {
-      ask_slowly(p, from, first, keys, invalid, here);
+      fill_slowly(p, from, first, keys, invalid, to);
+      __syncwarp();
+      if (lane == 0) here.arrive();
+      return;
+    }
+    if (cache.box <= kLeastBox) {
+      copy_rows(p, from, first, keys, invalid, to);
+      here.arrive_when_copied();
+      __syncwarp();
+      if (lane == 0) here.arrive();
       return;
     }
     const int box = cache.box, key = first + lane * box;
@@ -84,37 +124,63 @@ struct Ring {
       there = at.x >= 0;
     }
     const unsigned all = __ballot_sync(0xffffffffu, there);
-    uint32_t to = shared_address(raw[here][0]) + lane * box * 128;
-    const auto copy = [&] {
+    const auto copy = [&](int row) {
 #pragma unroll
       for (int which = 0; which < 2; ++which) {
+        const uint32_t start = shared_address(which == 0 ? to.keys : to.values) + row * 128;
 #pragma unroll
         for (int box = 0; box < C::kDim / 64; ++box) {
-          load_box(to + which * C::kRawBytes + box * kWarpKeys * 128, which == 0 ? &p.key_map : &p.value_map, 64 * box,
-                   from.head, at.y, at.x, full[here]);
+          load_box(start + box * kWarpKeys * 128, which == 0 ? &p.key_map : &p.value_map, 64 * box, from.head, at.y,
+                   at.x, here);
         }
       }
     };
     if (box == kWarpKeys) {  // all lanes know of the one copy
       at.x = __shfl_sync(0xffffffffu, at.x, 0), at.y = __shfl_sync(0xffffffffu, at.y, 0);
       if (elected()) {
-        full[here].arrive_expecting(__popc(all) * kWarpKeys * C::kDim * 4);
-        if (all != 0) {
-          to = shared_address(raw[here][0]);
-          copy();
-        }
+        here.arrive_expecting(__popc(all) * kWarpKeys * C::kDim * 4);
+        if (all != 0) copy(0);
       }
       __syncwarp();
       return;
     }
-    if (lane == 0) full[here].arrive_expecting(__popc(all) * box * C::kDim * 4);
+    if (lane == 0) here.arrive_expecting(__popc(all) * box * C::kDim * 4);
     __syncwarp();
-    if (there) copy();
+    if (there) copy(lane * box);
     __syncwarp();
   }
 
-  __device__ __forceinline__ void ask_slowly(const Params& p, const Source& from, int first, const Keys& keys,
-                                             bool& invalid, int here) {
+  // Sixteen bytes at a time, four threads a row.
+  __device__ __forceinline__ static void copy_rows(const Params& p, const Source& from, int first, const Keys& keys,
+                                                   bool& invalid, const RawTile& to) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll 1
+    for (int row = lane / 4; row < kWarpKeys; row += 8) {
+      const int key = first + row;
+      int2 at{-1, 0};
+      if (key >= keys.begin && key < keys.end) {
+        at = page_of(p.cache, from, key);
+        invalid |= at.x < 0;
+      }
+#pragma unroll
+      for (int which = 0; which < 2; ++which) {
+        const core::Operand& operand = which == 0 ? p.cache.k : p.cache.v;
+        const int width = which == 0 ? p.dim : p.value_dim;
+        const uint16_t* const base = static_cast<const uint16_t*>(operand.data);
+        const int64_t start =
+            max(at.x, 0) * operand.stride[0] + at.y * operand.stride[1] + from.head * operand.stride[2];
+#pragma unroll
+        for (int chunk = lane % 4; chunk < C::kChunks; chunk += 4) {
+          const bool there = at.x >= 0 && 8 * chunk < width;
+          copy_ahead((which == 0 ? to.keys : to.values) + raw_offset(row, chunk), base + (there ? start + 8 * chunk : 0),
+                     there);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void fill_slowly(const Params& p, const Source& from, int first, const Keys& keys,
+                                                     bool& invalid, const RawTile& to) {
     const int lane = threadIdx.x % 32;
     const uint32_t seen = seen_of(keys, first);
 #pragma unroll 1
@@ -131,30 +197,38 @@ struct Ring {
           const bool there = at.x >= 0 && d < (which == 0 ? p.dim : p.value_dim);
           const int64_t element = at.x * operand.stride[0] + at.y * operand.stride[1] + from.head * operand.stride[2] +
                                   d * operand.stride[3];
-          *reinterpret_cast<uint16_t*>(raw[here][which] + raw_offset(row, d / 8) + d % 8 * 2) =
+          *reinterpret_cast<uint16_t*>((which == 0 ? to.keys : to.values) + raw_offset(row, d / 8) + d % 8 * 2) =
               there ? base[element] : 0;
         }
       }
     }
-    __syncwarp();
-    if (lane == 0) full[here].arrive();
+  }
+
+  // A tile the warp fills itself, with all its threads; taken at once.
+  __device__ __forceinline__ RawTile take_empty() {
+    if (threadIdx.x % 32 == 0) barrier(asked).arrive();
+    ++asked;
+    return take(0);
   }
 
   // The oldest tile asked for, once it is there. Rows that are not in `seen` are zeros.
-  __device__ __forceinline__ unsigned char (&take(uint32_t seen))[2][C::kRawBytes] {
-    const int here = slot(taken);
-    full[here].wait((taken / C::kRawSlots) & 1);
+  __device__ __forceinline__ RawTile take(uint32_t seen) {
+    const RawTile here = tile(taken);
+    barrier(taken).wait((taken / C::kKeySlots) & 1);
     ++taken;
-    if (seen != 0xffffu) clear(raw[here], seen);
+    if (seen != 0xffffu) clear(here, seen);
     __syncwarp();
-    return raw[here];
+    return here;
   }
-  __device__ __forceinline__ static void clear(unsigned char (&rows)[2][C::kRawBytes], uint32_t seen) {
+  __device__ __forceinline__ static void clear(const RawTile& rows, uint32_t seen) {
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
     for (int e = lane; e < kWarpKeys * C::kChunks * 2; e += 32) {
       const int row = e % kWarpKeys, chunk = e / kWarpKeys % C::kChunks, which = e / (kWarpKeys * C::kChunks);
-      if (!(seen >> row & 1)) *reinterpret_cast<uint4*>(rows[which] + raw_offset(row, chunk)) = make_uint4(0, 0, 0, 0);
+      if (!(seen >> row & 1)) {
+        *reinterpret_cast<uint4*>((which == 0 ? rows.keys : rows.values) + raw_offset(row, chunk)) =
+            make_uint4(0, 0, 0, 0);
+      }
     }
     fence_async_proxy();  // the copy engine writes here next
   }

@@ -12,7 +12,12 @@ namespace {
 using core::cat;
 using core::Problem;
 
-Layout layout_of(const Problem& p, int blocks) { return {most_decoded_rows(p), kernel_dim(p), p.given_x(), blocks}; }
+// Beside prompts the host knows no bound of a decoder's queries: rows are then taken to share keys by their group only,
+// as they do in the same call without the prompts.
+Layout layout_of(const Problem& p, int multiprocessors) {
+  const int64_t sharing = has_forward_part(p) ? p.group() : p.seqlen_q * p.group();
+  return {most_decoded_rows(p), kernel_dim(p), p.given_x(), multiprocessors, sharing};
+}
 
 }  // namespace
 

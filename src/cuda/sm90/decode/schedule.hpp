@@ -2,7 +2,8 @@
 //
 // The rows of all decoded sequences, one after the other, each as long as its keys take granules, make one line; every
 // block takes the same share of it. A block works on units: the parts of its share that lie in one row. Unit (row,
-// block) has partial row + block: walking along the line either the row or the block goes up, so no two units share one.
+// block) has partial row + block: walking along the line either the row or the block goes up, so no two units share
+// one.
 #pragma once
 
 #include <cstdint>
@@ -102,9 +103,15 @@ constexpr RowShare row_share(const Shape& p, int32_t before, int32_t rows) {
   return {begin, end - begin};
 }
 
-// Blocks that get a share, each at least one granule: a row's parts are then those of consecutive blocks.
-constexpr int working_blocks(int64_t granules, int blocks) {
-  return granules < blocks ? static_cast<int>(granules) : blocks;
+// Blocks that get a share, each at least one granule: a row's parts are then those of consecutive blocks. Where rows are
+// equally long, a count that divides theirs, or a multiple of it, spares blocks the end of one row and the beginning of
+// the next: a unit costs as much as some hundred keys. Worth a sixteenth of the blocks.
+constexpr int working_blocks(int64_t granules, int64_t rows, int blocks) {
+  if (granules < blocks) return static_cast<int>(granules);
+  if (rows == 0) return blocks;
+  const int64_t each = (rows + blocks - 1) / blocks;
+  const int64_t even = rows < blocks ? blocks / rows * rows : (rows + each - 1) / each;
+  return even * 16 >= int64_t{blocks} * 15 ? static_cast<int>(even) : blocks;
 }
 constexpr int64_t share_begin(int64_t granules, int block, int blocks) { return granules * block / blocks; }
 
@@ -123,6 +130,7 @@ struct Unit {
   int32_t position;            // of the query in q
   int32_t local;               // row of this launch
   Keys row, keys;              // all of the row, and those of this unit
+  Keys sequence;               // what any row of the sequence sees
   int32_t start;               // of the part's first tile, at or before its first key
   bool first, last;            // part of the row
   bool invalid;                // the sequence is not usable
@@ -147,6 +155,7 @@ constexpr Unit take(const Shape& p, Walk& walk) {
   u.position = s.start_q + place.index;
   u.local = walk.before + walk.row - p.first_row;
   u.row = keys_of(p, s, place.index);
+  u.sequence = {keys_of(p, s, 0).begin, keys_of(p, s, s.length_q - 1).end};
   u.invalid = s.invalid;
   const int32_t remaining = s.granules - walk.granule;
   const int32_t count = walk.left < remaining ? static_cast<int32_t>(walk.left) : remaining;

@@ -8,9 +8,12 @@
 #include "cuda/sm90/decode/convert.cuh"
 #include "cuda/sm90/decode/factor.cuh"
 
+#ifndef TLS
+#define TLS(i)
+#endif
 namespace lla::cuda::sm90::decode {
 
-inline constexpr int kMostParts = 256;  // blocks of the streaming kernel
+inline constexpr int kMostParts = kMostBlocks;
 inline constexpr int kPiecesAtOnce = 16;
 
 template <int kDim>
@@ -81,12 +84,11 @@ struct RowSolve {
 
   // Weights of the parts relative to the row's maximum. Says whether the row is not usable.
   __device__ bool weigh() {
+    const auto head_of = [&](int part) { return *reinterpret_cast<const PartialHead*>(partial(part)); };
     float top = -INFINITY, invalid = record.invalid != 0;
-    PartialHead head{};
-    const bool mine = thread < parts;
-    if (mine) {
-      head = *reinterpret_cast<const PartialHead*>(partial(thread));
-      if (head.omega != 0) top = static_cast<float>(head.omega_max);
+    for (int i = thread; i < parts; i += kSolveThreads) {
+      const PartialHead head = head_of(i);
+      if (head.omega != 0) top = fmaxf(top, static_cast<float>(head.omega_max));
       if (head.heaviest_omega != 0) top = fmaxf(top, static_cast<float>(head.heaviest_max));
       invalid += static_cast<float>(head.invalid);
     }
@@ -94,17 +96,19 @@ struct RowSolve {
     const auto plus = [](float a, float b) { return a + b; };
     top = block_reduce(top, s.reduced, larger);
     invalid = block_reduce(invalid, s.reduced, plus);
-    const PartialHead& first = *reinterpret_cast<const PartialHead*>(partial(0));
+    const PartialHead first = head_of(0);
     key_scale = first.key_scale, value_scale = first.value_scale;
+    const int max = top > -INFINITY ? static_cast<int>(top) : 0;
     float omega = 0, heaviest = 0;
-    if (mine) {
-      const int max = top > -INFINITY ? static_cast<int>(top) : 0;
-      omega = head.omega * four_to(min(head.omega_max - max, 40));
-      heaviest = head.heaviest_omega * four_to(min(head.heaviest_max - max, 40));
-      s.key_factor[thread] = key_scale / head.key_scale;
-      s.value_factor[thread] = value_scale / head.value_scale;
-      for (int g = 0; g < 2; ++g) s.matrix_factor[g][thread] = four_to(min(head.matrix_max[g] - max, 40));
-      s.heaviest_weight[thread] = heaviest;
+    for (int i = thread; i < parts; i += kSolveThreads) {
+      const PartialHead head = head_of(i);
+      const float own = head.heaviest_omega * four_to(min(head.heaviest_max - max, 40));
+      omega += head.omega * four_to(min(head.omega_max - max, 40));
+      heaviest += own;
+      s.key_factor[i] = key_scale / head.key_scale;
+      s.value_factor[i] = value_scale / head.value_scale;
+      for (int g = 0; g < 2; ++g) s.matrix_factor[g][i] = four_to(min(head.matrix_max[g] - max, 40));
+      s.heaviest_weight[i] = own;
     }
     stream = block_reduce(omega, s.reduced, plus);
     total = stream + block_reduce(heaviest, s.reduced, plus);
@@ -147,21 +151,31 @@ struct RowSolve {
     const float* const from = partials + partial_matrix(kDim) + block.from + (strip % 4 * 32 + lane) * 4;
 #pragma unroll
     for (int e = 0; e < kAtOnce; ++e) sum[e] = {0, 0, 0, 0};
+    constexpr int kParts = kAtOnce < 8 ? 8 / kAtOnce : 1;
 #pragma unroll 1
-    for (int i = 0; i < parts; ++i) {
-      const float* const here = from + int64_t{i} * partial_floats(kDim);
-      float4 v[kAtOnce];
+    for (int first = 0; first < parts; first += kParts) {
+      float4 v[kParts][kAtOnce];
 #pragma unroll
-      for (int e = 0; e < kAtOnce; ++e) {
-        const int quad = sub + (n + e) * kSplit;
-        v[e] = quad < block.quads ? *reinterpret_cast<const float4*>(here + quad * 512) : float4{0, 0, 0, 0};
+      for (int i = 0; i < kParts; ++i) {
+        const float* const here = from + int64_t{first + i} * partial_floats(kDim);
+#pragma unroll
+        for (int e = 0; e < kAtOnce; ++e) {
+          const int quad = sub + (n + e) * kSplit;
+          const bool there = quad < block.quads && first + i < parts;
+          v[i][e] = there ? *reinterpret_cast<const float4*>(here + quad * 512) : float4{0, 0, 0, 0};
+        }
       }
-      const float f =
-          s.matrix_factor[block.warpgroup][i] * s.key_factor[i] * (values ? s.value_factor[i] : s.key_factor[i]);
 #pragma unroll
-      for (int e = 0; e < kAtOnce; ++e) {
-        sum[e].x = fmaf(f, v[e].x, sum[e].x), sum[e].y = fmaf(f, v[e].y, sum[e].y);
-        sum[e].z = fmaf(f, v[e].z, sum[e].z), sum[e].w = fmaf(f, v[e].w, sum[e].w);
+      for (int i = 0; i < kParts; ++i) {
+        if (first + i >= parts) break;
+        const int part = first + i;
+        const float f = s.matrix_factor[block.warpgroup][part] * s.key_factor[part] *
+                        (values ? s.value_factor[part] : s.key_factor[part]);
+#pragma unroll
+        for (int e = 0; e < kAtOnce; ++e) {
+          sum[e].x = fmaf(f, v[i][e].x, sum[e].x), sum[e].y = fmaf(f, v[i][e].y, sum[e].y);
+          sum[e].z = fmaf(f, v[i][e].z, sum[e].z), sum[e].w = fmaf(f, v[i][e].w, sum[e].w);
+        }
       }
     }
   }
@@ -248,7 +262,7 @@ struct RowSolve {
       m.at[d][d] = removed ? 1 : diagonal + scaled;
       // What rounding is relative to: the sums before the mean was taken off.
       m.start[d] = removed ? 1 : fmaf(stream / total * s.stream_mean[d], s.stream_mean[d], diagonal) + scaled;
-      m.drop[d] = ridge > 0 ? 20 : 16;
+      m.limit[d] = m.start[d] * (ridge > 0 ? 0x1p-20f : 0x1p-16f);
       s.x[d] = removed;
     }
     if (bad) s.bad = 1;
@@ -344,9 +358,11 @@ __global__ void __launch_bounds__(kSolveThreads) solve_kernel(const __grid_const
   const int row = blockIdx.x / kCluster;
   wait_for_last_kernel();
   let_next_kernel_begin();
+  TLS(0);
   if (row >= *p.live_rows) return;
   RowSolve<kDim, kCluster> solve(s, p, row, rank);
   if (threadIdx.x == 0) s.bad = 0;
+  TLS(1);
   const bool invalid = solve.weigh();
   if (invalid) {
     if (rank == 0) {
@@ -362,10 +378,13 @@ __global__ void __launch_bounds__(kSolveThreads) solve_kernel(const __grid_const
     }
     return;
   }
+  TLS(2);
   solve.means();
+  TLS(3);
   Matrix<kDim>* first = &s.matrix;
   if constexpr (kCluster > 1) first = cluster.map_shared_rank(first, 0);
   solve.covariance(*first);
+  TLS(4);
   using Solve = RowSolve<kDim, kCluster>;
   constexpr bool kHold = kCluster > 1;
   static_assert(!kHold || Solve::kQuads <= Solve::kAtOnce);
@@ -376,9 +395,12 @@ __global__ void __launch_bounds__(kSolveThreads) solve_kernel(const __grid_const
   }
   if (rank == 0) {
     solve.prepare(kBf16 ? DType::bf16 : DType::f16);
+    TLS(5);
     factor(s.matrix);
+    TLS(6);
     back_substitute(s.matrix, s.x);
     __syncthreads();
+    TLS(7);
   }
   if constexpr (kCluster > 1) {
     cluster.sync();
@@ -396,9 +418,12 @@ __global__ void __launch_bounds__(kSolveThreads) solve_kernel(const __grid_const
     finite = fabsf(s.x[threadIdx.x]) <= 3e38f && fabsf(s.mean_value[threadIdx.x]) <= 3e38f;
   }
   const bool nan = __syncthreads_or(!finite) || s.bad;
+  TLS(8);
   solve.output(held, kHold, nan);
-  if (rank == 0 && threadIdx.x == 0) {
-    solve.report(nan ? LLA_ROW_NAN : s.matrix.smallest <= kLeastPivot ? LLA_ROW_BREAKDOWN : LLA_ROW_OK);
+  TLS(9);
+  if (rank == 0 && threadIdx.x < 32) {
+    const bool broken = smallest_pivot(s.matrix) <= kLeastPivot;
+    if (threadIdx.x == 0) solve.report(nan ? LLA_ROW_NAN : broken ? LLA_ROW_BREAKDOWN : LLA_ROW_OK);
   }
 }
 

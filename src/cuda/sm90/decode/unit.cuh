@@ -4,14 +4,15 @@
 #include "cuda/sm90/decode/convert.cuh"
 #include "cuda/tensor/scale.hpp"
 
+#ifndef TL
+#define TL(i)
+#endif
 namespace lla::cuda::sm90::decode {
 
-template <class C>
-__device__ __forceinline__ float query_element(const Params& p, const Unit& u, int d) {
+__device__ __forceinline__ uint16_t query_element(const Params& p, const Unit& u, int d) {
   if (d >= p.dim) return 0;
   const int64_t at = row_offset(p.q, u.batch, u.position, u.head) + d * p.q.stride[3];
-  const uint16_t bits = static_cast<const uint16_t*>(p.q.data)[at];
-  return C::kBf16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16) : __half2float(__ushort_as_half(bits));
+  return static_cast<const uint16_t*>(p.q.data)[at];
 }
 
 template <class C>
@@ -56,12 +57,11 @@ struct UnitRun {
   }
 
   // The reference key, maximum and scales, from the row's first keys, sixteen a warp: the same for all parts of a row.
-  // Needs the query in query_centre. Its tile is the next in the ring.
+  // Needs the query. Its tile is the next in the ring.
   __device__ void reference(uint32_t seen) {
-    auto& raw = ring.take(seen);
-    uint32_t unused[2 * C::kChunks];
+    const RawTile raw = ring.take(seen);
     float logit[4];
-    c.template logits<false>(logit, unused, raw[0], seen);
+    c.logits(logit, raw.keys, seen);
     // Without the heaviest: of equals the first.
     const float top = over_warps(s.parts, Converter<C>::largest(logit));
     constexpr int kNone = 1 << 20;
@@ -91,7 +91,7 @@ struct UnitRun {
 #pragma unroll
     for (int i = 0; i < C::kChunks / 2; ++i) {
       uint32_t k[4];
-      load_transposed(k, raw_at(raw_start(raw[0]), i));
+      load_transposed(k, raw_at(raw_start(raw.keys), i));
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float2 a = widen_pair<C::kBf16>(k[2 * h]), b = widen_pair<C::kBf16>(k[2 * h + 1]);
@@ -115,8 +115,8 @@ struct UnitRun {
 #pragma unroll
     for (int i = 0; i < C::kChunks / 2; ++i) {
       uint32_t k[4], v[4];
-      load_transposed(k, raw_at(raw_start(raw[0]), i));
-      load_transposed(v, raw_at(raw_start(raw[1]), i));
+      load_transposed(k, raw_at(raw_start(raw.keys), i));
+      load_transposed(v, raw_at(raw_start(raw.values), i));
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float centre = s.centre[8 * (2 * i + j / 2) + c.lane / 4];
@@ -136,8 +136,8 @@ struct UnitRun {
     largest_key = over_warps(s.parts, largest_key);
     largest_value = over_warps(s.more_parts, largest_value);
     // To [2^-4, 2^-3): r reaches 2^11, so later elements may be 2^8 times larger.
-    c.key_scale = power_of_two_scale(largest_key) * 0x1p-18f;
-    c.value_scale = power_of_two_scale(largest_value) * 0x1p-18f;
+    c.key_scale = tensor::power_of_two_scale(largest_key) * 0x1p-18f;
+    c.value_scale = tensor::power_of_two_scale(largest_value) * 0x1p-18f;
     const float from_max = second > -INFINITY ? second : top > -INFINITY ? top : 0;
     c.max = static_cast<int>(ceilf(fmaxf(fminf(from_max, 1e6f), -1e6f)));
     converters_sync<C>();
@@ -179,7 +179,7 @@ struct UnitRun {
     const int own = first_tile(tiles_done);
     c.clear();
 #pragma unroll 1
-    for (int ahead = 1; ahead < C::kRawSlots; ++ahead) ask(own + C::kConverterWarpgroups * ahead);
+    for (int ahead = 1; ahead < C::kKeySlots; ++ahead) ask(own + C::kConverterWarpgroups * ahead);
 #pragma unroll 1
     for (int tile = own; tile < tiles; tile += C::kConverterWarpgroups) {
       const int chunk = tile / kRestart * kRestart;
@@ -188,15 +188,15 @@ struct UnitRun {
       const uint32_t seen = seen_of(u.keys, first_key(tile));
       c.template tile<true>(ring.take(seen), seen, (fills & 1) ^ 1, tile == 0 ? kFresh : 0, partial);
       ++fills;
-      ask(tile + C::kConverterWarpgroups * C::kRawSlots);
+      if (tile == own) TL(5);
+      ask(tile + C::kConverterWarpgroups * C::kKeySlots);
     }
+    TL(6);
     if (c.lane == 0) s.heaviest_logit[c.warp] = c.heaviest;
     const bool large = named_any(kConverterBarrier, C::kConverters, too_large());
     if (first_tile(tiles_done + tiles) == 0) {
       const int best = heaviest_warp();
-      auto& raw = ring.raw[0];  // nothing is in flight
-      Ring<C>::clear(raw, 0);
-      __syncwarp();
+      const RawTile raw = ring.take_empty();  // nothing is in flight
       uint32_t seen = 0;
       if (c.warp % 4 == 0) {
         for (int w = 0; w < C::kWarps; ++w) {
@@ -204,7 +204,8 @@ struct UnitRun {
           seen |= 1u << w;
           for (int which = 0; which < 2; ++which) {
             for (int word = c.lane; word < C::kDim / 2; word += 32) {
-              *reinterpret_cast<uint32_t*>(raw[which] + raw_offset(w, word / 4) + word % 4 * 4) =
+              *reinterpret_cast<uint32_t*>((which == 0 ? raw.keys : raw.values) + raw_offset(w, word / 4) +
+                                           word % 4 * 4) =
                   reinterpret_cast<const uint32_t*>(s.heaviest[w][which])[word];
             }
           }
@@ -247,7 +248,7 @@ struct UnitRun {
       if (best >= 0) {
         const float2 k = widen_pair<C::kBf16>(reinterpret_cast<const uint16_t*>(s.heaviest[best][0])[thread]);
         const float2 v = widen_pair<C::kBf16>(reinterpret_cast<const uint16_t*>(s.heaviest[best][1])[thread]);
-        const float centred = __half2float(__float2half_rn(fmaf(k.x, c.key_scale, -s.query_centre[thread].y)));
+        const float centred = __half2float(__float2half_rn(fmaf(k.x, c.key_scale, -s.scaled_centre[thread])));
         key = __half2float(__float2half_rn(centred * root)) / root;  // as the others are rounded
         value = v.x;
       }
@@ -271,9 +272,11 @@ struct UnitRun {
 };
 
 // One unit from start to end. `tiles_done` and `fills` as in stream; `attempts` counts all of the block.
-template <class C>
+// `meanwhile` is called while the first keys are on their way.
+template <class C, class Meanwhile>
 __device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C>& ring, const Unit& u, int partial,
-                                         uint32_t& tiles_done, uint32_t& fills, uint32_t& attempts) {
+                                         uint32_t& tiles_done, uint32_t& fills, uint32_t& attempts,
+                                         const Meanwhile& meanwhile) {
   Shared<C>& s = c.s;
   const Params& p = c.p;
   UnitRun<C> run(c, ring, u);
@@ -281,18 +284,25 @@ __device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C>& ring, const U
   const int first = aligned(u.row.begin) + c.warp * kWarpKeys;
   ring.ask(p, run.from, first, u.row, run.invalid);
   run.ask(run.first_tile(tiles_done));
-  if (thread < C::kDim) s.query_centre[thread].x = query_element<C>(p, u, thread) * p.half_scale;
+  if (u.first) run.invalid |= others_miss_a_page(p.cache, run.from, u.sequence, thread, C::kConverters);
+  if (thread < C::kDim) s.query[Shared<C>::query_place(thread)] = query_element(p, u, thread);
+  meanwhile();
   converters_sync<C>();
+  TL(3);
   run.reference(seen_of(u.row, first));
+  TL(4);
 #pragma unroll 1
   for (int redo = 0;; ++redo) {
-    if (thread < C::kDim) s.query_centre[thread].y = s.centre[thread] * c.key_scale;
+    if (thread < C::kDim) s.scaled_centre[thread] = s.centre[thread] * c.key_scale;
     if (thread == 0) s.overflow = 0;
     converters_sync<C>();
     const bool large = run.stream(partial, tiles_done, fills);
+    TL(7);
     tiles_done += run.tiles() + 1;
     run.publish(p.partials + int64_t{partial} * partial_floats(C::kDim));
+    TL(8);
     s.finished.wait(attempts++ & 1);
+    TL(9);
     if (!(large || s.overflow) || redo == kMostRedos) break;
     c.key_scale *= 1.0f / (1 << kRedoBits);
     c.value_scale *= 1.0f / (1 << kRedoBits);

@@ -46,11 +46,10 @@ __device__ inline Walk find_start(const Params& p, int block, int blocks) {
     total += __shfl_sync(0xffffffffu, warp_prefix(int64_t{share.count} * s.granules, lane), 31);
     rows += __shfl_sync(0xffffffffu, upto, 31);
   }
-  if (block == 0 && lane == 0) {
-    *p.live_rows = clamp_to(rows - p.first_row, 0, p.row_count);
-  }
+  const int32_t live = clamp_to(rows - p.first_row, 0, p.row_count);
+  if (block == 0 && lane == 0) *p.live_rows = live;
   Walk walk{};
-  blocks = working_blocks(total, blocks);
+  blocks = working_blocks(total, live, blocks);
   if (block >= blocks) return walk;
   const int64_t begin = share_begin(total, block, blocks), end = share_begin(total, block + 1, blocks);
   walk.left = end - begin;

@@ -122,6 +122,7 @@ struct GivenXConsumer {
       pin(w);
       const auto multiply = [&]() __attribute__((always_inline)) {
         shared.value_ring.wait(value_base + i);
+        // E = x Kᵀ;  Σ W v += W V
         mma_fence();
         issue_e(e, key_base + i);
         product<kDim + 8, kKeys>(values, w, values_at(value_base + i));
@@ -135,6 +136,7 @@ struct GivenXConsumer {
       for (; i + 1 < end; ++i) {
         multiply();
         shared.key_ring.wait(key_base + i + 1);
+        // S = Q Kᵀ of the next tile;  Σ U v += U V of this one
         mma_fence();
         issue_scores(scores, key_base + i + 1);
         product<kDim + 8, kKeys>(products, u, values_at(value_base + i));

@@ -57,6 +57,7 @@ struct Passes {
     mask_scores<kKeys>(scores, keys, (tiles().first + tile) * kKeys, lane);
   }
 
+  // S = Q Kᵀ, raw.
   __device__ __forceinline__ void issue_logits(Scores& scores, const Slot& key) const {
     product_transposed<kDim, kKeys>(scores, shared.queries(warpgroup), tile_at(key));
     mma_commit();
@@ -131,6 +132,7 @@ struct Passes {
         }
         const Slot next_key = next.take();
         feed.ring.wait(next_key);
+        // S of the next tile;  Σ W k += W K of this one
         mma_fence();
         issue_logits(scores, next_key);
         add_product(keys, w, tile_at(key));
@@ -182,6 +184,7 @@ struct Passes {
   template <bool kOutput>
   __device__ __forceinline__ void issue_scores(Scores& scores, Scores& e, const DirectionWords& direction, Parts parts,
                                                const Slot& key) const {
+    // S = Q Kᵀ;  E = d Kᵀ, in the output x Kᵀ (+ x_low Kᵀ)
     if constexpr (!Config::kCached) issue_logits(scores, key);
     if (!kOutput || parts != Parts::none) product_transposed<kDim, kKeys>(e, direction, tile_at(key));
     if (kOutput && parts == Parts::both) {
@@ -307,6 +310,7 @@ struct Passes {
         pin(u);
         feed.ring.wait(after);
         if constexpr (kOutput && !kValuesLate) feed.ring.wait(factor);
+        // S and E of the next tile;  Σ U k += U K of this one (output: Σ U v += U V)
         mma_fence();
         issue_scores<kOutput>(scores, e, direction, parts, after);
         if constexpr (kValuesLate) {

@@ -1,5 +1,5 @@
-// A producer thread: takes work items and streams their key and value tiles, pass after pass. Which passes there are, the
-// kernel's own producer knows.
+// A producer thread: takes work items and streams their key and value tiles, pass after pass. Which passes there are,
+// the kernel's own producer knows.
 #pragma once
 
 #include "cuda/sm90/bulk.cuh"

@@ -1,5 +1,5 @@
-// What every warpgroup does that solves its rows by conjugate gradients, in the forward and in the backward: its memory,
-// what it tells the thread that copies for it, and the passes of the solve.
+// What every warpgroup does that solves its rows by conjugate gradients, in the forward and in the backward: its
+// memory, what it tells the thread that copies for it, and the passes of the solve.
 #pragma once
 
 #include "cuda/sm90/solve/passes.cuh"
@@ -106,8 +106,8 @@ struct Solver : Passes<Config> {
   // Passes with U in two parts where a step is larger than its solution: later ones are small beside it.
   static constexpr int kTwoPartPasses = kDim / 4;
 
-  // `two_part_passes`: passes, from the first, with U in two parts; `checked`: the first steps may ask for it. Returns whether
-  // the output pass, too, needs U in two parts.
+  // `two_part_passes`: passes, from the first, with U in two parts; `checked`: the first steps may ask for it. Returns
+  // whether the output pass, too, needs U in two parts.
   template <bool kBackward>
   __device__ __forceinline__ bool solve(DirectionWords& direction, Direction& d, int live, bool more,
                                         int two_part_passes, bool checked) {

@@ -58,8 +58,8 @@ __device__ __forceinline__ void zero_behind_last_sequence(const OperandParams& p
   }
 }
 
-// -x y of the row to where λ's gradient wants it; returns the row's sum. y is in units of 2^row_unit, and sums are made in
-// them: its terms may be too large or too small for a float where the sum is not.
+// -x y of the row to where λ's gradient wants it; returns the row's sum. y is in units of 2^row_unit, and sums are made
+// in them: its terms may be too large or too small for a float where the sum is not.
 template <int kLanes>
 __device__ __forceinline__ double ridge_row(const OperandParams& params, const BlockRows& block, int32_t position,
                                             bool here, bool bad, const float (&x)[8], const float (&y)[8], int row_unit,

@@ -30,8 +30,8 @@ struct HeadBounds {
 };
 
 // Units of a row. Gradients may be as small or large as floats go, so what is linear in G is kept in units of the row:
-// b, c, tau and t in 2^row_unit, y in 2^row_unit κ with κ the keys' scale. Only the last multiplication before a result is
-// written leaves them. So a gradient times a power of two gives the same bits, times that power.
+// b, c, tau and t in 2^row_unit, y in 2^row_unit κ with κ the keys' scale. Only the last multiplication before a result
+// is written leaves them. So a gradient times a power of two gives the same bits, times that power.
 
 // Per query, what the solve knows of it before it begins: exponents above the largest elements of q and G, above |G|
 // and of the weight of all keys but the heaviest; tau of the scaled G and values, of which 2^norm is the row's unit.

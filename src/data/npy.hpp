@@ -5,14 +5,14 @@
 #include <filesystem>
 #include <vector>
 
-namespace lla::experiments {
+namespace lla::data {
 
 struct Array {
   int64_t rows, columns;  // columns = 1 for one dimension
   std::vector<float> data;
 };
 
-// Throws Failure, with the file's name, for anything else.
+// Throws std::runtime_error, with the file's name, for anything else.
 Array read_npy(const std::filesystem::path&);
 
-}  // namespace lla::experiments
+}  // namespace lla::data

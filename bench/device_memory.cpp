@@ -1,5 +1,6 @@
-#include "device_memory.hpp"
+#include "bench/device_memory.hpp"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -8,7 +9,7 @@
 #include <cuda_runtime_api.h>
 #endif
 
-namespace lla::app {
+namespace lla::bench {
 namespace {
 
 constexpr std::align_val_t kAlignment{256};
@@ -22,7 +23,7 @@ void require(cudaError_t error, const char* doing) {
 }
 void* allocate_cuda(size_t bytes) {
   void* block = nullptr;
-  require(cudaMalloc(&block, bytes), "allocating memory");
+  require(cudaMalloc(&block, std::max<size_t>(bytes, 1)), "allocating memory");
   return block;
 }
 void release_cuda(void* block) { cudaFree(block); }
@@ -77,4 +78,4 @@ void synchronize([[maybe_unused]] core::Device device) {
 #endif
 }
 
-}  // namespace lla::app
+}  // namespace lla::bench

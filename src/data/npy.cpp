@@ -1,23 +1,22 @@
-#include "common/npy.hpp"
+#include "data/npy.hpp"
 
 #include <cstring>
 #include <fstream>
 #include <iterator>
 #include <regex>
+#include <stdexcept>
 #include <string>
 
-#include <fmt/core.h>
-
-#include "common/results.hpp"
 #include "core/convert.hpp"
+#include "core/text.hpp"
 
-namespace lla::experiments {
+namespace lla::data {
 
 Array read_npy(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) throw Failure(fmt::format("{} could not be read", path.string()));
+  if (!file) throw std::runtime_error(core::cat(path.string(), " could not be read"));
   const std::string bytes{std::istreambuf_iterator<char>(file), {}};
-  const auto bad = [&](const char* why) { return Failure(fmt::format("{} {}", path.string(), why)); };
+  const auto bad = [&](const char* why) { return std::runtime_error(core::cat(path.string(), " ", why)); };
   // "\x93NUMPY", version, the header's length (2 bytes before version 2, 4 from then on), the header, the data.
   if (bytes.size() < 12 || bytes.compare(0, 6, "\x93NUMPY") != 0) throw bad("is not a .npy file");
   const size_t width = bytes[6] == 1 ? 2 : 4;
@@ -52,4 +51,4 @@ Array read_npy(const std::filesystem::path& path) {
   return a;
 }
 
-}  // namespace lla::experiments
+}  // namespace lla::data

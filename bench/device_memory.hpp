@@ -7,7 +7,7 @@
 
 #include "core/problem.hpp"
 
-namespace lla::app {
+namespace lla::bench {
 
 class DeviceMemory {
  public:
@@ -30,4 +30,4 @@ class DeviceMemory {
 // Waits until the device has finished; throws with the reason when it has failed.
 void synchronize(core::Device device);
 
-}  // namespace lla::app
+}  // namespace lla::bench
