@@ -116,7 +116,7 @@ int64_t steps_of(const Training& t) {
 }
 
 Experiment make_experiment(Json config, const Subset& subset) {
-  for (const char* variant : {"quick", "paper"}) {
+  for (const char* variant : {"quick", "paper", "plateau"}) {
     const Json patch = config.contains(variant) ? config[variant] : Json();
     config.erase(variant);
     if (subset.variant != variant) continue;

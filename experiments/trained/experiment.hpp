@@ -6,7 +6,7 @@
 //
 // A setting is a choice of the task's own options, `options` what all settings share; its "training", "model",
 // "per_model" and "models" are patches for this setting alone. "rates_of": {...} takes the best learning rate of another
-// setting, the one with these values instead. "quick" and "paper" are patches (RFC 7396) over all the rest.
+// setting, the one with these values instead. "quick", "paper" and "plateau" are patches (RFC 7396) over all the rest.
 #pragma once
 
 #include <optional>
@@ -75,7 +75,7 @@ struct Experiment {
 
 // What of a config is wanted; empty means all.
 struct Subset {
-  std::string variant;  // "", "quick" or "paper"
+  std::string variant;  // "", "quick", "paper" or "plateau"
   std::vector<std::string> models;
   std::vector<double> learning_rates;
   std::vector<uint64_t> seeds;

@@ -29,7 +29,7 @@ std::string command_line;  // of this process, for the results
 struct Options {
   std::string config, device = "auto", out;
   Subset subset;
-  bool quick = false, paper = false, dry_run = false, print_config = false, eager = false;
+  bool quick = false, paper = false, plateau = false, dry_run = false, print_config = false, eager = false;
   double seconds = 0, checkpoint_seconds = 120;
   int threads = 0;
 };
@@ -79,7 +79,7 @@ void list_runs(const Experiment& experiment, const std::string& device) {
 }
 
 int run(const std::string& task, Options o) {
-  o.subset.variant = o.quick ? "quick" : o.paper ? "paper" : "";
+  o.subset.variant = o.quick ? "quick" : o.paper ? "paper" : o.plateau ? "plateau" : "";
   Json config = o.config.empty() ? builtin_config(task) : experiments::read_json(o.config);
   if (!config.is_object() || !config.contains("task") || config["task"] != task) {
     throw Failure(fmt::format("{} is not a config of \"{}\"", o.config, task));
@@ -98,7 +98,7 @@ int run(const std::string& task, Options o) {
   std::signal(SIGTERM, request_stop);
   QueueOptions q;
   q.devices = on;
-  q.out = o.out.empty() ? "out/" + task : o.out;
+  q.out = o.out.empty() ? "out/" + task + (o.plateau ? "-plateau" : "") : o.out;
   q.seconds = o.seconds;
   q.threads = o.threads > 0 ? o.threads : static_cast<int>(std::thread::hardware_concurrency());
   q.captured = !o.eager;
@@ -123,7 +123,12 @@ void add_experiment(CLI::App& app, const std::string& task, const std::string& a
   CLI::App* c = app.add_subcommand(task, about);
   c->add_option("--config", o->config, "Another config file than the one built in")->check(CLI::ExistingFile);
   auto* quick = c->add_flag("--quick", o->quick, "Minutes on two cores: small sizes, all models");
-  c->add_flag("--paper", o->paper, "Everything the paper has, at its size")->excludes(quick);
+  auto* paper = c->add_flag("--paper", o->paper, "Everything the paper has, at its size")->excludes(quick);
+  if (task == "recall") {
+    c->add_flag("--plateau", o->plateau, "One setting with 20, 40 and 60 thousand examples: when accuracy jumps")
+        ->excludes(quick)
+        ->excludes(paper);
+  }
   c->add_option("--model", o->subset.models, "Only this model; repeatable");
   c->add_option("--learning-rate", o->subset.learning_rates, "Only this one; repeatable");
   c->add_option("--seed", o->subset.seeds, "Only this one; repeatable");

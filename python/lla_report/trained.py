@@ -3,7 +3,7 @@ import statistics
 
 import matplotlib.ticker
 
-from .page import Figure, Section, bullets
+from .page import Figure, Section, bullets, table
 from .records import number
 from .runs import Runs
 from .style import LABELS, MARKERS, figure, legend_below, save
@@ -222,7 +222,47 @@ def solved(runs):
             f"Reached {percent(enough)} at some learning rate, first seed: " + ", ".join(texts) + f". A run ends there: differences between accuracies above {percent(enough)} were not measured."]
 
 
+def steps_at(record, epoch):
+    return None if epoch is None else round(epoch * record["steps"] / max(1, len(record["test"])))
+
+
+def plateau(results):
+    """One setting with several numbers of examples: when accuracy leaves its plateau, and how long the rise takes."""
+    runs = Runs(results, ("examples",), "test_accuracy", False)
+    rates = sorted({r["learning_rate"] for r in runs.records})
+    rows, rises = [], {}
+    for (examples,) in runs.settings:
+        for m in runs.models:
+            cells = []
+            for rate in rates:
+                records = runs.of((examples,), m, learning_rate=rate)
+                low, high = (steps_at(records[0], epoch) for epoch in transition(records[0])) if records else (None, None)
+                cells.append("" if not records else f"{low or '–'} to {high or '–'}")
+                if records and high is not None:
+                    rises.setdefault(m, []).append((high, high - low))
+            rows.append([f"{examples:,}", LABELS[m], *cells])
+    sentences = []
+    for m in runs.models:
+        tried = [r for r in runs.records if r["model"] == m]
+        found = rises.get(m, [])
+        text = f"{LABELS[m]}: {len(found)} of {len(tried)} runs reach 90 %"
+        if found:
+            text += (f", after {number(min(a for a, _ in found))} to {number(max(a for a, _ in found))} steps; the rise from 10 % takes "
+                     f"{number(min(b for _, b in found))} to {number(max(b for _, b in found))} (0: within one epoch)")
+        sentences.append(text + ".")
+    first = runs.records[0]
+    intro = (f"Associative recall, L = {first['length']}, {first['pairs']} pairs, with several numbers of training examples and every learning rate. {setup(results)}")
+    return Section("recall-plateau", "Associative recall: plateau and transition", intro, f"<strong>Plateau:</strong> {sentences[0]}",
+                   [Figure("recall_plateau", save(lambda v: curves(runs, v, "test", "epoch", "best accuracy so far", False, "{:,} examples"), results.directory, "recall_plateau"),
+                           "Accuracy against epochs at each model's best learning rate",
+                           "Gated DeltaNet: an extended plateau, then an abrupt transition whose timing depends on learning rate and dataset size. LLA: consistent, gradual improvement.",
+                           bullets(sentences), results.command)],
+                   [table(["examples", "model", *(f"{r:g}" for r in rates)], rows, "Steps from 10 % to 90 % accuracy, by learning rate; –: not reached.")])
+
+
 def recall(results):
+    if len({r["examples"] for r in results.records}) > 1 and len({(r["length"], r["pairs"]) for r in results.records}) == 1:
+        return plateau(results)
     runs = Runs(results, ("length", "pairs"), "test_accuracy", False)
     sentences = solved(runs) if "lla" in runs.models else []
     missing = [f"{LABELS[m]} at L = {s[0]}, {s[1]} pairs" for s in runs.settings for m in runs.models if not runs.of(s, m)]

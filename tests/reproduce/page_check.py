@@ -22,6 +22,7 @@ FIGURES = {
     "memory-decode": ("memory-decode",),
     "in-context": ("in_context", "in_context_curves"),
     "recall": ("recall", "recall_curves"),
+    "recall-plateau": ("recall_plateau",),
     "state-tracking": ("state_tracking", "state_tracking_curves"),
     "solver": ("solver_iterations", "solver_forms", "solver_positions"),
 }

@@ -33,6 +33,11 @@ if [ -x "$(dirname "$lla")/lla_train" ]; then
     OMP_NUM_THREADS=1 LLA_NUM_THREADS=1 "$lla" reproduce $task --quick --model lla --model softmax --epochs 2 --set training.examples=640 \
       --set training.batch=32 --set training.validation=32 --set training.test=32 --device cpu --out out/$task >/dev/null 2>&1
   done
+  # The plateau study at a size for this: one setting with two numbers of examples.
+  OMP_NUM_THREADS=1 LLA_NUM_THREADS=1 "$lla" reproduce recall --quick --model lla --model gated_deltanet --epochs 2 --device cpu --out out/recall-plateau \
+    --set 'settings=[{"length":16,"pairs":4,"training":{"examples":640}},{"length":16,"pairs":4,"training":{"examples":320}}]' \
+    --set training.batch=32 --set training.validation=32 --set training.test=32 >/dev/null 2>&1
+  trained="$trained recall-plateau"
 fi
 page=$("$lla" report out)
 [ "$page" = "$work/out/index.html" ] || { echo "report printed '$page'"; exit 1; }

@@ -283,6 +283,18 @@ TEST(Experiments, TheConfigsListTheIssuesRuns) {
   EXPECT_EQ(all.stacks.size(), 16u * 6);
   EXPECT_EQ(all.stacks[0].runs.size(), 12u);
   EXPECT_EQ(all.stacks[0].training.epochs, 100);
+  Subset plateau;
+  plateau.variant = "plateau";
+  const Experiment jumps = make_experiment(builtin_config("recall"), plateau);
+  ASSERT_EQ(jumps.stacks.size(), 3u * 3);  // numbers of examples, models; one seed
+  std::set<int64_t> examples;
+  for (const Stack& stack : jumps.stacks) {
+    EXPECT_EQ(stack.runs.size(), 3u);
+    EXPECT_EQ(stack.task_options["pairs"], 16);
+    examples.insert(stack.training.examples);
+  }
+  EXPECT_EQ(examples, (std::set<int64_t>{20000, 40000, 60000}));
+  EXPECT_THROW(make_experiment(builtin_config("in-context"), plateau), Failure);
   for (const std::string& name : builtin_names()) {
     Subset quick;
     quick.variant = "quick";

@@ -44,6 +44,9 @@ struct SolveConsumer : Solver<Config> {
   // Limits from emulation: every peaked kind is above them, of ordinary data only anisotropic keys at small λ.
   static constexpr float kLongTarget = 8 * Config::kDim, kLongSteps = 3 * Config::kDim;
 
+  // Passes with U in two parts where x is long: later steps are small beside the solution.
+  static constexpr int kTwoPartPasses = kDim / 4;
+
   // The scratch vector t is kept in: the saved mean value needs none.
   static constexpr int kTarget = WorkspaceLayout::kMeanV;
 
@@ -351,7 +354,7 @@ struct SolveConsumer : Solver<Config> {
     // Values are scaled below 2^15, so their norm is below 2^15 sqrt(dim).
     finish_direction(d, squares, tau, 0x1p15f * (kDim == 64 ? 8.0f : 11.3138f), {0, 0});
     const Pair<float> energy = {energies()[lane.row], energies()[lane.row + 8]};
-    SolveMemory::store_note(this->row_state(), energy, lane);
+    SolveMemory::store_course(this->row_state(), {{0, 0}, {0, 0}, {energy[0], energy[1]}, {0, 0}}, lane);
     const auto matters = [&](int r, float factor, float limit) {  // a row without gradient does not
       return largest_g[r] > 0 && good[r] && factor * energy[r] > limit;
     };
@@ -373,7 +376,7 @@ struct SolveConsumer : Solver<Config> {
     };
     two_part_passes =
         uniform(named_any(kWarpgroupBarrier + warpgroup, kWarpgroupThreads, long_steps(0) || long_steps(1)))
-            ? Base::kTwoPartPasses
+            ? kTwoPartPasses
             : 0;
     if (few) two_part_passes = params.two_part_passes;
     if (lane.column == 0) {
@@ -496,10 +499,9 @@ struct SolveConsumer : Solver<Config> {
       }
     }
     Pair<Size> x_size, y_size;
-    Pair<float> x_squared, y_squared, energy_of_x;
-    SolveMemory::fetch_note(energy_of_x, this->row_state(), lane);
-    Pair<float> steps;
-    SolveMemory::fetch_steps(steps, this->row_state(), lane);
+    Pair<float> x_squared, y_squared;
+    Course course;
+    SolveMemory::fetch_course(course, this->row_state(), lane);
     sizes_of(x_size, x_squared, x);
     sizes_of(y_size, y_squared, y);
     const int key_exponent = exponent_above(head.key) - 1;  // of what gives x and y their true size
@@ -516,7 +518,7 @@ struct SolveConsumer : Solver<Config> {
           row_exponents(start[r].q, start[r].g, plus(x_size[r].largest, key_exponent),
                         plus(y_size[r].largest, key_exponent + start[r].row_unit), start[r].g_norm,
                         plus(x_size[r].norm, key_exponent), plus(y_size[r].norm, key_exponent + start[r].row_unit),
-                        key_norm, value_norm, start[r].rest, energy_exponent(energy_of_x[r]));
+                        key_norm, value_norm, start[r].rest, energy_exponent(course.note[r]));
       const bool bad = solve.status[r] == LLA_ROW_NAN || x_size[r].largest == kNotFinite ||
                        y_size[r].largest == kNotFinite || !finite(c[r]);
       const bool zero = !bad && start[r].g == kNoExponent;
@@ -550,7 +552,7 @@ struct SolveConsumer : Solver<Config> {
       solve_params.sizes[index] = sizes;
       if (params.info.iterations != nullptr) params.info.iterations[index] = solve.iterations[r];
       const float balance = power_of_two(smaller(start[r].rest, -1));
-      const float told = told_residual(solve, r, balance, steps[r], head.key_norm);
+      const float told = told_residual(solve, r, balance, course.steps[r], 0, y_squared[r], head.key_norm);
       if (params.info.residual != nullptr) params.info.residual[index] = told;
       if (params.info.status != nullptr) params.info.status[index] = this->told_status(solve, r, told);
     }
@@ -565,8 +567,11 @@ struct SolveConsumer : Solver<Config> {
     const bool active = prepare(this->tiles().item, direction, d, two_part_passes);
     const bool more = this->publish(active);
     const int live = this->live_tiles();
-    this->template solve<true>(direction, d, live, more, two_part_passes, false);
-    if (more) release_ahead(min(live, kTilesAhead));
+    if (more) {
+      this->template solve<true>(direction, d, live, two_part_passes);
+      this->tell(false);
+      release_ahead(min(live, kTilesAhead));
+    }
     write_rows(this->tiles().item);
   }
 
