@@ -13,12 +13,15 @@ using core::cat;
 using core::Problem;
 
 Layout layout_of(const Problem& p, int multiprocessors) {
-  return {most_decoded_rows(p), kernel_dim(p), p.given_x(), multiprocessors, p.seqlen_q * p.group() > 1};
+  return {most_decoded_rows(p), kernel_dim(p), p.given_x(), multiprocessors, rows_sharing_keys(p) > 1};
 }
 
 }  // namespace
 
 int kernel_dim(const Problem& p) { return std::max(p.dim, p.value_dim) <= 64 ? 64 : 128; }
+
+// A bound: beside prompts, theirs. How many blocks work is decided by the rows there are (blocks_for).
+int64_t rows_sharing_keys(const Problem& p) { return p.seqlen_q * p.group(); }
 
 std::string refuse(const Problem& p, const core::Machine& m) {
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) return "takes caches of bf16 and f16";

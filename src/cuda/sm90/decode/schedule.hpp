@@ -123,6 +123,8 @@ constexpr int blocks_for(const Shape& p, int64_t granules, int64_t live, bool sh
 constexpr bool shares_keys(const Shape& p, const Sequence& s) {
   return s.rows > 0 && int64_t{s.length_q} * p.group > 1;
 }
+// Rows of a launch that are put together in clusters.
+constexpr int32_t few_rows(int multiprocessors) { return multiprocessors / 4; }
 constexpr int64_t share_begin(int64_t granules, int block, int blocks) { return granules * block / blocks; }
 
 // What a block has yet to do.
