@@ -1,8 +1,8 @@
 // Gradients that belong to queries. With a = 1 + (k - mean_k).x, b = G.v - G.mean_v - (k - mean_k).y and c = sum of p a
 // b: dq = scale (sum of p a b k - c mean_k) + y, and the ridge's is -x y. Leaves the row's constants for the pass over
 // queries: sums of p a = 1 and of p b = 0 hold exactly, but not after rounding, and what they are off by here is taken
-// out of a and b there. In a peaked row the one heavy key's a is 1 less what the others have, while x.k of long keys and
-// a long x has lost those digits.
+// out of a and b there. In a peaked row the one heavy key's a is 1 less what the others have, while x.k of long keys
+// and a long x has lost those digits.
 #include "cuda/portable/launch.cuh"
 
 namespace lla::cuda::portable {

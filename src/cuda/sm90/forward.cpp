@@ -115,8 +115,8 @@ auto given_x_launcher(const ForwardParams& p, bool few) {
   return few ? launch_given_x<GivenXConfig<kDim, false, true>> : launch_given_x<GivenXConfig<kDim, false>>;
 }
 
-// The kernels behind the pre-pass. With own spans and x given, the one for few keys and the one for many each take their
-// list of sequences.
+// The kernels behind the pre-pass. With own spans and x given, the one for few keys and the one for many each take
+// their list of sequences.
 Status launch_kernels(const ForwardCall& call, const core::Plan& plan, const PrepassParams& prepass,
                       const WorkspaceLayout& at) {
   const Problem& p = call.problem;

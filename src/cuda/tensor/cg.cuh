@@ -43,8 +43,8 @@ struct Solve {
   Pair<int> loose;  // bits that M is above the tight bound of the logits: weights are smaller by so many
 };
 
-// What the rows' solutions are like, from which follows how small a residual must be, and what rounding may have done to
-// them.
+// What the rows' solutions are like, from which follows how small a residual must be, and what rounding may have done
+// to them.
 struct Course {
   Pair<float> size;   // forward: Σ w E² of the solution so far; backward: its |x|²
   Pair<float> along;  // x·d of the fp16 direction
@@ -241,10 +241,9 @@ __device__ __forceinline__ bool drift_shows(float tolerance_squared, float start
          drift_squared(balance, steps, largest_key_norm) > 64 * fmaxf(tolerance_squared, kOrdinary) * start;
 }
 
-// What a row's |r| / |right-hand side| is said to be: with the drift; with what rounding the weights by 2^-12 does, which
-// is that of the right-hand side and, where 1 + E is large or weights are small (M is loose), up to eight times that; and
-// with what fp32 leaves of E = x·k where x is long (few keys, a small λ).
-// One key, or nothing to solve: -1.
+// What a row's |r| / |right-hand side| is said to be: with the drift; with what rounding the weights by 2^-12 does,
+// which is that of the right-hand side and, where 1 + E is large or weights are small (M is loose), up to eight times
+// that; and with what fp32 leaves of E = x·k where x is long (few keys, a small λ). One key, or nothing to solve: -1.
 __device__ __forceinline__ float told_residual(const Solve& s, int row, float balance, float steps, float size,
                                                float x_squared, float largest_key_norm) {
   const float start = s.rr_start[row], key = largest_key_norm * largest_key_norm;

@@ -105,8 +105,8 @@ struct Solver : Passes<Config> {
 
   __device__ __forceinline__ bool few_keys() const { return uniform(tiles().few_keys) != 0; }
 
-  // Conjugate gradients until no row goes on, which the producer is not told. `two_part_passes`: passes, from the first, with
-  // U in two parts.
+  // Conjugate gradients until no row goes on, which the producer is not told. `two_part_passes`: passes, from the
+  // first, with U in two parts.
   template <bool kBackward>
   __device__ __forceinline__ void solve(DirectionWords& direction, Direction& d, int live, int two_part_passes) {
     for (int pass = 0; any(iterate<kBackward>(direction, d, live, pass < two_part_passes)); ++pass) tell(true);
