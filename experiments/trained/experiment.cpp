@@ -155,7 +155,12 @@ Experiment make_experiment(Json config, const Subset& subset) {
     const Json own_model = own_settings.object("model"),
                own_per_model = merged(per_model, own_settings.object("per_model"));
     const Json& rates_of = own_settings.object("rates_of");
-    const auto own_models = subset.models.empty() ? own_settings.list<std::string>("models", models) : models;
+    // A setting with models of its own keeps to them: of those asked for, the ones it has.
+    auto own_models = own_settings.list<std::string>("models", models);
+    std::erase_if(own_models, [&](const std::string& name) {
+      return !subset.models.empty() && std::find(models.begin(), models.end(), name) == models.end();
+    });
+    if (own_models.empty()) continue;
     if (!wanted(setting, "length", subset.lengths) || !wanted(setting, "segment", subset.segments) ||
         !wanted(setting, "pairs", subset.pairs) || !wanted(setting, "items", subset.items) ||
         !wanted(own, "examples", subset.examples)) {

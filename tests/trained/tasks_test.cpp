@@ -319,6 +319,36 @@ TEST(Experiments, SubsetsAndAssignments) {
   EXPECT_THROW(make_experiment(builtin_config("recall"), s), Failure);
 }
 
+TEST(Experiments, TheLanguageModelsBudgets) {
+  const Experiment all = make_experiment(builtin_config("language-model"), {});
+  // control: 2; steps: 4 models with their rates, one beyond the edge and the other seeds; time: 3
+  ASSERT_EQ(all.stacks.size(), 2u + 4 * 3 + 3);
+  for (const Stack& stack : all.stacks) {
+    if (stack.setting["budget"] != "time") continue;
+    EXPECT_EQ(stack.runs_from, RunsFrom::best_of_other);
+    EXPECT_EQ(stack.rates_of["budget"], "steps");
+    EXPECT_EQ(stack.rates_of["model"], stack.model);
+    EXPECT_EQ(stack.most_runs(), 3u);
+    // No run beyond 1.2 epochs of 75.27 MB.
+    EXPECT_LT(steps_of(stack.training) * stack.training.batch * 1024, 1.2 * 75'269'318);
+  }
+  Subset only;
+  only.models = {"lla"};
+  for (const Stack& stack : make_experiment(builtin_config("language-model"), only).stacks) {
+    EXPECT_EQ(stack.model, "lla");
+    EXPECT_NE(stack.setting["budget"], "time");  // it is LLA's own time
+  }
+  only.models = {}, only.learning_rates = {1e-3, 2e-3};
+  for (const Stack& stack : make_experiment(builtin_config("language-model"), only).stacks) {
+    EXPECT_NE(stack.runs_from, RunsFrom::edge) << "only these rates were asked for";
+  }
+  EXPECT_EQ(rate_beyond_edge({5e-4, 2e-3, 1e-3}, 2e-3), 4e-3);
+  EXPECT_EQ(rate_beyond_edge({5e-4, 2e-3, 1e-3}, 5e-4), 2.5e-4);
+  EXPECT_EQ(rate_beyond_edge({5e-4, 2e-3, 1e-3}, 1e-3), std::nullopt);
+  EXPECT_EQ(rate_beyond_edge({5e-4, 2e-3, 1e-3}, 4e-3), std::nullopt);  // one more, not two
+  EXPECT_EQ(rate_beyond_edge({1e-3}, 1e-3), std::nullopt);
+}
+
 TEST(Digest, KnownAnswers) {
   EXPECT_EQ(sha256(""), "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
   EXPECT_EQ(sha256("abc"), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");

@@ -7,10 +7,10 @@
 namespace lla::cuda::sm90::decode {
 
 template <int kDim, bool kBf16, int kCluster>
-Status launch_solve(const Params& p, cudaStream_t stream) {
-  return launch_early_in_clusters(solve_kernel<kDim, kBf16, kCluster>,
-                                  dim3(static_cast<unsigned>(p.row_count * kCluster)), kCluster, kSolveThreads,
-                                  sizeof(SolveShared<kDim>), stream, "launching the decode solver", p);
+Status launch_solve(const Params& p, int32_t rows, cudaStream_t stream) {
+  return launch_early_in_clusters(solve_kernel<kDim, kBf16, kCluster>, dim3(static_cast<unsigned>(rows * kCluster)),
+                                  kCluster, kSolveThreads, sizeof(SolveShared<kDim>), stream,
+                                  "launching the decode solver", p);
 }
 
 template <int kDim, bool kBf16>
@@ -21,8 +21,12 @@ Status launch_solved(const Launch& call) {
     LLA_RETURN_IF_ERROR(launch_early(stream_kernel<C>, dim3(static_cast<unsigned>(layout.blocks)), C::kThreads,
                                      sizeof(Shared<C>), call.stream, "launching the decode kernel", p));
     // Few rows have many parts each: a cluster puts them together.
-    const bool few = p.row_count * 4 <= call.multiprocessors;
-    return few ? launch_solve<kDim, kBf16, kDim / 16>(p, call.stream) : launch_solve<kDim, kBf16, 1>(p, call.stream);
+    const int32_t few = few_rows(p.multiprocessors);
+    const auto in_clusters = [&](int32_t rows) { return launch_solve<kDim, kBf16, kDim / 16>(p, rows, call.stream); };
+    const auto alone = [&] { return launch_solve<kDim, kBf16, 1>(p, p.row_count, call.stream); };
+    if (!p.decide_by_live_rows) return p.row_count <= few ? in_clusters(p.row_count) : alone();
+    LLA_RETURN_IF_ERROR(in_clusters(std::min(few, p.row_count)));
+    return alone();
   });
 }
 

@@ -113,6 +113,8 @@ constexpr int working_blocks(int64_t granules, int64_t rows, int blocks) {
   const int64_t even = rows < blocks ? blocks / rows * rows : (rows + each - 1) / each;
   return even * 16 >= int64_t{blocks} * 15 ? static_cast<int>(even) : blocks;
 }
+// Rows of a launch that are put together in clusters.
+constexpr int32_t few_rows(int multiprocessors) { return multiprocessors / 4; }
 constexpr int64_t share_begin(int64_t granules, int block, int blocks) { return granules * block / blocks; }
 
 // What a block has yet to do.

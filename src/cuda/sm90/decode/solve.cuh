@@ -360,6 +360,7 @@ __global__ void __launch_bounds__(kSolveThreads) solve_kernel(const __grid_const
   let_next_kernel_begin();
   TLS(0);
   if (row >= *p.live_rows) return;
+  if (p.decide_by_live_rows && (*p.live_rows <= few_rows(p.multiprocessors)) != (kCluster > 1)) return;
   RowSolve<kDim, kCluster> solve(s, p, row, rank);
   if (threadIdx.x == 0) s.bad = 0;
   TLS(1);

@@ -46,6 +46,11 @@ __device__ inline Walk find_start(const Params& p, int block, int blocks) {
     total += __shfl_sync(0xffffffffu, warp_prefix(int64_t{share.count} * s.granules, lane), 31);
     rows += __shfl_sync(0xffffffffu, upto, 31);
   }
+  // Layout has a multiple of the multiprocessors, by the host's bound of the rows.
+  if (p.decide_by_live_rows) {
+    const int64_t waves = (rows + p.multiprocessors - 1) / p.multiprocessors;
+    blocks = static_cast<int>(min(int64_t{blocks}, max(waves, int64_t{1}) * p.multiprocessors));
+  }
   const int32_t live = clamp_to(rows - p.first_row, 0, p.row_count);
   if (block == 0 && lane == 0) *p.live_rows = live;
   Walk walk{};
