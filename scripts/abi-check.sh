@@ -15,8 +15,8 @@ build=build/abi known=tests/abi/lla.abi
 cmake -G Ninja -B $build --log-level=WARNING -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS='-O0 -g' -DLLA_CUDA=OFF \
   -DLLA_SIMD_TARGETS=NATIVE -DLLA_BUILD_TESTS=OFF -DLLA_BUILD_APPS=OFF
 cmake --build $build -j "${JOBS:-$(nproc)}" -t lla >/dev/null
-abidw --headers-dir include/lla --drop-private-types --no-corpus-path --no-comp-dir-path --type-id-style hash \
-  --out-file $build/lla.abi "$(find $build/src -maxdepth 1 -name 'liblla.so.*' -type f)"
+abidw --exported-interfaces-only --no-elf-needed --no-show-locs --no-corpus-path --no-comp-dir-path \
+  --type-id-style hash --out-file $build/lla.abi "$(find $build/src -maxdepth 1 -name 'liblla.so.*' -type f)"
 
 if [ "${1:-}" = --update ]; then
   cp $build/lla.abi $known

@@ -40,7 +40,8 @@ const data::CaseArray& find(const Arrays& arrays, const std::string& call, const
   return at->second;
 }
 
-void need_size(const std::string& call, const char* name, const data::CaseArray& array, std::vector<int64_t> wanted) {
+void need_size(const std::string& call, const char* name, const data::CaseArray& array,
+               const std::vector<int64_t>& wanted) {
   if (array.size != wanted) throw std::runtime_error(fmt::format("{} of {} does not fit q, k and v", name, call));
 }
 
@@ -117,6 +118,7 @@ std::vector<SavedCall> read_calls(const std::string& path) {
   }
   if (calls.empty()) throw std::runtime_error(path + " holds no call");
   std::vector<SavedCall> list;
+  list.reserve(calls.size());
   for (const auto& [name, arrays] : calls) list.push_back(read_call(name, arrays));
   return list;
 }

@@ -1,5 +1,5 @@
-// The naive form on a GPU: weights (queries, keys) and differences k_j - q_i (queries, keys, d) in the inputs' type, one
-// fp32 matrix (d, d) per query, each for every sequence of the batch.
+// The naive form on a GPU: weights (queries, keys) and differences k_j - q_i (queries, keys, d) in the inputs' type,
+// one fp32 matrix (d, d) per query, each for every sequence of the batch.
 #pragma once
 
 #include <cstdint>

@@ -5,8 +5,9 @@
 //      {...}}}, "quick": {...}, "paper": {...}}
 //
 // A setting is a choice of the task's own options, `options` what all settings share; its "training", "model",
-// "per_model" and "models" are patches for this setting alone. "rates_of": {...} takes the best learning rate of another
-// setting, the one with these values instead. "quick", "paper" and "plateau" are patches (RFC 7396) over all the rest.
+// "per_model" and "models" are patches for this setting alone. "rates_of": {...} takes the best learning rate of
+// another setting, the one with these values instead. "quick", "paper" and "plateau" are patches (RFC 7396) over all
+// the rest.
 #pragma once
 
 #include <optional>

@@ -341,7 +341,12 @@ bool in_float(const core::Problem& p, const core::Sequence& s, const DecodeJob& 
 }  // namespace
 
 bool may_decode(const core::Problem& p) {
-  return p.cache && p.operation == core::Operation::forward && (p.given_x() || p.solver != Solver::cg);
+  if (p.operation != core::Operation::forward || (!p.given_x() && p.solver == Solver::cg)) return false;
+  if (p.cache) return true;
+  // A block of 32 lanes costs some 30 products of 2 D operations a lane and key, a row that decodes D (D + 12) a key.
+  const int64_t rows = p.seqlen_q * p.group();
+  return !p.packed && p.seqlen_k >= kFewestDecodedKeys && rows <= kMostDecodedRows &&
+         (p.given_x() || rows * (p.dim + 12) <= 2048);
 }
 bool only_decodes(const core::Problem& p) { return may_decode(p) && p.seqlen_q * p.group() <= kMostDecodedRows; }
 bool decodes(const core::Problem& p, const core::Sequence& s) {

@@ -90,7 +90,7 @@ core::Plan measured(const core::Problem& p, core::Plan plan, int64_t panels) {
   plan.solver = p.solver;
   const Schedule schedule = make_schedule(p, plan);
   plan.workspace_bytes = 0;
-  if (!only_decodes(p)) {
+  if (!p.cache || !only_decodes(p)) {  // without a cache it may be asked to save
     plan.workspace_bytes = p.dtype == DType::f64 ? Layout<double>().take(nullptr, p, plan, schedule)
                                                  : Layout<float>().take(nullptr, p, plan, schedule);
   }
@@ -144,11 +144,12 @@ core::Plan make_plan(const core::Problem& p, const core::Machine& machine) {
 core::Notes notes(const core::Problem& p, const core::Machine& machine, const core::Plan&) {
   core::Notes notes{{"simd", machine.simd}, {"panel", core::cat(width(p), " rows")}};
   if (may_decode(p)) {
-    notes.emplace_back("sequences of few rows",
-                       core::cat("up to ", kMostDecodedRows, " rows a kv head decode",
-                                 p.given_x() ? "" : ", solved directly", "; their keys are split over the threads"));
+    notes.emplace_back(
+        "sequences of few rows",
+        core::cat("up to ", kMostDecodedRows, " rows a kv head decode", p.cache ? "" : " where nothing is saved",
+                  p.given_x() ? "" : ", solved directly", "; their keys are split over the threads"));
   }
-  if (solves(p) && p.solver == Solver::automatic && !only_decodes(p)) {
+  if (solves(p) && p.solver == Solver::automatic && (!p.cache || !only_decodes(p))) {
     const bool direct = direct_first(p.dim, p.seqlen_k, p.tolerance, p.dtype == DType::f64);
     notes.emplace_back(
         "rows are solved",

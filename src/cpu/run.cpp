@@ -14,14 +14,14 @@ namespace lla::cpu {
 namespace {
 
 // Names the heads of a wave, from `next` on, and packs their keys and values. Returns how many heads it has; `next` is
-// then the first of the next wave. Sequences that decode take no part.
+// then the first of the next wave. Sequences of a cache that decode take no part.
 template <class T, class Call>
 int64_t pack_wave(const Call& call, const core::Plan& plan, const Schedule& s, const Layout<T>& layout, int64_t& next) {
   const core::Problem& p = call.problem;
   int64_t count = 0, longest = 0;
   for (; next < s.heads && count < s.packed_heads; ++next) {
     const core::Sequence sequence = core::sequence(call, next / p.heads_kv);
-    if (decodes(p, sequence)) continue;
+    if (p.cache && decodes(p, sequence)) continue;
     PackedHead<T>& head = layout.heads[count++];
     head.sequence = sequence;
     head.kv_head = next % p.heads_kv;
@@ -49,8 +49,9 @@ int64_t pack_wave(const Call& call, const core::Plan& plan, const Schedule& s, c
 template <class T>
 void forward(const core::ForwardCall& call, const core::Plan& plan) {
   const core::Problem& p = call.problem;
-  if (may_decode(p)) decode(call, plan.workers);
-  if (only_decodes(p)) return;
+  const bool decoding = may_decode(p) && call.saved == nullptr;
+  if (decoding) decode(call, plan.workers);
+  if (decoding && only_decodes(p)) return;
   const Schedule s = make_schedule(p, plan);
   Layout<T> layout;
   layout.take(call.workspace, p, plan, s);

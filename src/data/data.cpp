@@ -122,11 +122,11 @@ Matrix make_keys(Kind kind, uint64_t seed, int64_t head, const Sizes& s) {
   return k;
 }
 
-Matrix make_queries(Kind kind, uint64_t seed, int64_t head, int64_t key_head, const Matrix& keys, const Sizes& s) {
+Matrix make_queries(Kind kind, uint64_t seed, int64_t head, int64_t kv_head, const Matrix& keys, const Sizes& s) {
   Matrix q = normals(Stream(seed, head, Purpose::query), s.length_q, s.dim);
   if (kind == Kind::aniso) scale_dimensions(q, s.dim);
   if (kind == Kind::cluster) {
-    const Matrix centres = normals(Stream(seed, key_head, Purpose::centre), kCentres, s.dim);
+    const Matrix centres = normals(Stream(seed, kv_head, Purpose::centre), kCentres, s.dim);
     gather_around_centres(q, s.dim, centres, Stream(seed, head, Purpose::choice_query));
   }
   if ((kind == Kind::self || kind == Kind::pw) && s.length_k > 0) {
@@ -138,7 +138,7 @@ Matrix make_queries(Kind kind, uint64_t seed, int64_t head, int64_t key_head, co
       }
     }
   }
-  shape_peaked_queries(kind, normals(Stream(seed, key_head, Purpose::mean), 1, s.dim), s, q);
+  shape_peaked_queries(kind, normals(Stream(seed, kv_head, Purpose::mean), 1, s.dim), s, q);
   return q;
 }
 
@@ -223,15 +223,15 @@ Tensors make(Kind kind, uint64_t seed, const Sizes& s) {
   const int64_t group = s.heads_kv > 0 ? s.heads_q / s.heads_kv : 0;
   for (int64_t b = 0; b < s.batch; ++b) {
     for (int64_t h = 0; h < s.heads_kv; ++h) {
-      const int64_t key_head = b * s.heads_kv + h;
-      const Matrix k = make_keys(kind, seed, key_head, s);
-      Matrix v = kind == Kind::pw ? piecewise_values(k, s.dim, s.value_dim, Stream(seed, key_head, Purpose::map))
-                                  : normals(Stream(seed, key_head, Purpose::value), s.length_k, s.value_dim);
+      const int64_t kv_head = b * s.heads_kv + h;
+      const Matrix k = make_keys(kind, seed, kv_head, s);
+      Matrix v = kind == Kind::pw ? piecewise_values(k, s.dim, s.value_dim, Stream(seed, kv_head, Purpose::map))
+                                  : normals(Stream(seed, kv_head, Purpose::value), s.length_k, s.value_dim);
       shape_peaked_values(kind, s.value_dim, v);
       put(t.k, k, b, h, s.length_k, s.heads_kv, s.dim);
       put(t.v, v, b, h, s.length_k, s.heads_kv, s.value_dim);
       for (int64_t g = h * group; g < (h + 1) * group; ++g) {
-        put(t.q, make_queries(kind, seed, b * s.heads_q + g, key_head, k, s), b, g, s.length_q, s.heads_q, s.dim);
+        put(t.q, make_queries(kind, seed, b * s.heads_q + g, kv_head, k, s), b, g, s.length_q, s.heads_q, s.dim);
       }
     }
   }

@@ -276,10 +276,10 @@ TEST_P(Scale, WhatIsNotFiniteStaysSo) {
       }
       const int64_t diagonal = row + spec.length_k - spec.length_q, left = spec.options.window_left;
       for (int64_t j = 0; j < spec.length_k; ++j) {
-        const int64_t key_head = head / (spec.heads_q / spec.heads_kv);
+        const int64_t kv_head = head / (spec.heads_q / spec.heads_kv);
         const bool seen = j <= diagonal && (left < 0 || j >= diagonal - left);
-        const Values dk = row_of(spec, Side::keys, spec.dim, got.dk, 0, j, key_head);
-        const Values dv = row_of(spec, Side::keys, spec.value_dim, got.dv, 0, j, key_head);
+        const Values dk = row_of(spec, Side::keys, spec.dim, got.dk, 0, j, kv_head);
+        const Values dv = row_of(spec, Side::keys, spec.value_dim, got.dv, 0, j, kv_head);
         EXPECT_TRUE(seen ? none_finite(dk) : all_finite(dk)) << "dk of key " << j;
         EXPECT_TRUE(seen ? !std::isfinite(dv[static_cast<size_t>(channel)]) : all_finite(dv)) << "dv of key " << j;
       }

@@ -7,6 +7,7 @@
 #include "support/cache.hpp"
 #include "support/compare.hpp"
 #include "support/gates.hpp"
+#include "support/run.hpp"
 
 namespace lla::test {
 namespace {
@@ -95,6 +96,33 @@ TEST(CpuDecode, WorkspaceOfLongCaches) {
   EXPECT_TRUE(cpu::only_decodes(p));
   EXPECT_LE(bytes(1 << 20) - bytes(1 << 16), ((1 << 20) - (1 << 16)) * 8 + 4096);  // of the pass in double
   EXPECT_LE(bytes(1 << 16), 8 << 20);
+}
+
+// Without a cache few rows over many keys decode too, unless something is saved for a backward pass.
+TEST(CpuDecode, FewRowsOfADenseBatch) {
+  for (const RidgeShape ridge : {RidgeShape::token, RidgeShape::none}) {
+    for (const int64_t rows : {1, 3}) {
+      Spec spec;
+      spec.batch = 2;
+      spec.length_q = rows;
+      spec.length_k = 2500;
+      spec.heads_q = 4;
+      spec.heads_kv = 2;
+      spec.dim = spec.value_dim = 32;
+      spec.ridge = ridge;
+      const Inputs inputs = make_inputs(spec, data::Kind::self, 0.05, 3);
+      const Forward want = oracle_forward(spec, inputs);
+      const Forward plain = run_forward(spec, inputs, "cpu", {.saved = false});
+      const Forward saving = run_forward(spec, inputs, "cpu");
+      ASSERT_EQ(plain.status, LLA_OK) << plain.message;
+      ASSERT_EQ(saving.status, LLA_OK) << saving.message;
+      EXPECT_LE(relative_error(plain.o, want.o), 3e-4) << spec.text();
+      EXPECT_LE(relative_error(saving.o, want.o), 3e-4) << spec.text();
+      for (const int iterations : plain.info.iterations) EXPECT_EQ(iterations, -1) << spec.text();
+      if (ridge == RidgeShape::none) continue;
+      for (const int iterations : saving.info.iterations) EXPECT_GT(iterations, 0) << spec.text();
+    }
+  }
 }
 
 }  // namespace

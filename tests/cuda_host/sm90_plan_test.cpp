@@ -34,7 +34,8 @@ TEST(Sm90Plan, DecidesWhenRowsStop) {
   const SolveLimits forward = solve_limits(p);
   EXPECT_EQ(forward.tolerance, 1e-3);
   EXPECT_EQ(forward.few_keys_tolerance, 1e-3);
-  EXPECT_EQ(forward.two_part_passes, 32);
+  EXPECT_EQ(forward.two_part_passes, 0);
+  EXPECT_EQ(forward.share, 3e-3);
   EXPECT_EQ(forward.sum_error, 0.25e-3);
   p.operation = core::Operation::backward;
   const SolveLimits backward = solve_limits(p);

@@ -84,7 +84,7 @@ __device__ bool span_of_block(const DecodedRow& row, int64_t s, int64_t& begin, 
   return true;
 }
 
-// ---- sums of keys ------------------------------------------------------------------------------------------------------
+// ---- sums of keys ---------------------------------------------------------------------------------------------------
 
 __global__ void __launch_bounds__(D::kThreads) decode_form_kernel(const __grid_constant__ DecodeArguments d) {
   extern __shared__ __align__(16) double memory[];
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(D::kThreads) decode_form_kernel(const __grid_c
   for (int i = threadIdx.x; i < D::matrix_elements(p.dim); i += D::kThreads) in_slot[i] = matrix.data[i];
 }
 
-// ---- rows ----------------------------------------------------------------------------------------------------------------
+// ---- rows -----------------------------------------------------------------------------------------------------------
 
 // The spans' weights relative to the row's maximum. All threads of the block take part.
 struct Merged {
@@ -313,7 +313,7 @@ __global__ void __launch_bounds__(D::kThreads) decode_solve_kernel(const __grid_
   report(row, row.index, skipped ? LLA_ROW_BREAKDOWN : LLA_ROW_OK);
 }
 
-// ---- sums of values ------------------------------------------------------------------------------------------------------
+// ---- sums of values -------------------------------------------------------------------------------------------------
 
 // A warp takes every kWarps-th key. Solved rows: Σ w (1 + E) v with the row's maximum. With x given: Σ w, Σ w e, Σ w v
 // and Σ w e v with the warp's own, e = (k - centre)·x.

@@ -8,8 +8,10 @@ namespace {
 // What a tile of queries needs besides its vectors, in shared memory.
 template <class T>
 struct QueryConstants {
+  static constexpr bool kExcess = sizeof(T) == sizeof(float);
   T* max;
-  T* omega;  // divided by the row's share of the block's power of two: see there
+  T* omega;   // divided by the row's share of the block's power of two: see there
+  T* excess;  // of the sum of p a over 1; in double it has no place, and no need
   T* mean_e;
   T* tau;
   T* mean_b;
@@ -32,6 +34,7 @@ struct QueryConstants {
     q.c = q.mean_b + kOther;
     q.kind = reinterpret_cast<int32_t*>(q.c + kOther);
     q.exponent = q.kind + kOther;
+    q.excess = kExcess ? reinterpret_cast<T*>(q.exponent + kOther) : nullptr;
     return q;
   }
 };
@@ -74,7 +77,9 @@ template <class T, int kDim>
 struct KeyGradients {
   using C = Config<T, kDim>;
   using Products = T[C::kRows][C::kRows];  // of owned keys and a tile's queries
-  static_assert(C::kOther * (2 * sizeof(int64_t) + 6 * sizeof(T) + 2 * sizeof(int32_t)) <= C::kRowDataBytes);
+  static_assert(C::kOther *
+                    (2 * sizeof(int64_t) + (QueryConstants<T>::kExcess ? 7 : 6) * sizeof(T) + 2 * sizeof(int32_t)) <=
+                C::kRowDataBytes);
 
   const Arguments<T>& a;
   const core::Problem& p = a.problem;
@@ -124,6 +129,9 @@ struct KeyGradients {
       constants.max[i] = counts ? a.rows.max[row + i] : T(0);
       constants.exponent[i] = counts ? a.rows.exponent[row + i] : kNoExponent;
       constants.omega[i] = counts ? PowerOfTwo<T>(block_exponent - constants.exponent[i])(a.rows.omega[row + i]) : T(1);
+      if constexpr (QueryConstants<T>::kExcess) {
+        constants.excess[i] = counts && is_regular(constants.kind[i]) ? a.rows.tau_low[row + i] : T(0);
+      }
       constants.mean_e[i] = counts ? a.rows.mean_e[row + i] : T(0);
       constants.tau[i] = counts ? a.rows.tau[row + i] : T(0);
       constants.mean_b[i] = counts ? a.rows.mean_b[row + i] : T(0);
@@ -158,7 +166,8 @@ struct KeyGradients {
         bad[r] |= visible && kind == kBad;
         const bool counts = visible && (is_regular(kind) || kind == kSingle);
         const T weight = counts ? exp2_of(logit[r][c] * log2_factor - constants.max[i]) / constants.omega[i] : T(0);
-        const T one_plus_e = 1 + e[r][c] - constants.mean_e[i];
+        const T excess = QueryConstants<T>::kExcess ? constants.excess[i] : T(0);
+        const T one_plus_e = 1 - excess + (e[r][c] - constants.mean_e[i]);
         // A single key's value is its mean: b vanishes, and only dv is left.
         const T b = kind == kSingle ? T(0) : (gamma[r][c] - constants.tau[i]) - (f[r][c] + constants.mean_b[i]);
         pa[r][c] = weight * one_plus_e;

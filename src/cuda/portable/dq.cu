@@ -1,6 +1,8 @@
 // Gradients that belong to queries. With a = 1 + (k - mean_k).x, b = G.v - G.mean_v - (k - mean_k).y and c = sum of p a
 // b: dq = scale (sum of p a b k - c mean_k) + y, and the ridge's is -x y. Leaves the row's constants for the pass over
-// queries.
+// queries: sums of p a = 1 and of p b = 0 hold exactly, but not after rounding, and what they are off by here is taken
+// out of a and b there. In a peaked row the one heavy key's a is 1 less what the others have, while x.k of long keys
+// and a long x has lost those digits.
 #include "cuda/portable/launch.cuh"
 
 namespace lla::cuda::portable {
@@ -69,13 +71,14 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dq_kernel(const 
 
   Query query[C::kRows];
   int32_t kind[C::kRows];
-  T omega[C::kRows], max[C::kRows], mean_e[C::kRows], tau[C::kRows], mean_b[C::kRows], sum[C::kRows];
+  T omega[C::kRows], max[C::kRows], mean_e[C::kRows], tau[C::kRows], mean_b[C::kRows], sum[C::kRows], sum_a[C::kRows],
+      sum_b[C::kRows];
 #pragma unroll
   for (int r = 0; r < C::kRows; ++r) {
     query[r] = owned_query<C>(p, block, r);
     const Query& q = query[r];
     kind[r] = q.exists ? a.rows.kind[q.row] : static_cast<int32_t>(kEmpty);
-    mean_e[r] = tau[r] = mean_b[r] = sum[r] = 0;
+    mean_e[r] = tau[r] = mean_b[r] = sum[r] = sum_a[r] = sum_b[r] = 0;
     omega[r] = 1;
     max[r] = 0;
     const int own = team() + C::kRowTeams * r;
@@ -110,10 +113,12 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dq_kernel(const 
       for (int c = 0; c < C::kRows; ++c) {
         const bool visible = query[r].sees(first + lane() + kLanes * c);
         const T w = visible ? exp2_of(s[0][r][c] * log2_factor - max[r]) : T(0);
-        const T one_plus_e = 1 + s[1][r][c] - mean_e[r];
+        const T one_plus_e = 1 + (s[1][r][c] - mean_e[r]);
         const T b = (gamma[0][r][c] - tau[r]) - (s[2][r][c] + mean_b[r]);
         u[r][c] = w * one_plus_e * b;
         sum[r] += u[r][c];
+        sum_a[r] += w * one_plus_e;
+        sum_b[r] += w * b;
       }
     }
     weights.put(u);
@@ -122,14 +127,18 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dq_kernel(const 
 #pragma unroll
   for (int r = 0; r < C::kRows; ++r) {
     const Query& q = query[r];
-    const T total = row_sum(sum[r]);
+    const T total = row_sum(sum[r]), total_a = row_sum(sum_a[r]), total_b = row_sum(sum_b[r]);
     const PowerOfTwo<T> undo(exponent(team() + C::kRowTeams * r));
     if (a.dridge) write_ridge_gradient<C>(a, block, q, kind[r], undo);
     if (!q.exists) continue;
     if (lane() == 0) {
+      const bool regular = is_regular(kind[r]);
+      const T excess_b = regular ? total_b / omega[r] : T(0);
+      a.rows.tau_low[q.row] = regular ? total_a / omega[r] - 1 : T(0);  // from here on: what a is off by
       a.rows.mean_e[q.row] = mean_e[r];
       a.rows.mean_b[q.row] = mean_b[r];
-      a.rows.c[q.row] = total / omega[r];
+      if (regular) a.rows.tau[q.row] = tau[r] + excess_b;
+      a.rows.c[q.row] = (total - excess_b * total_a) / omega[r];
     }
     if (!a.dq) continue;
     const int64_t offset = row_offset(a.dq, block.sequence, block.head, q.index);

@@ -51,7 +51,8 @@ ForwardParams params_of(const ForwardCall& call, const core::Plan& plan, const W
   out.few_keys_tolerance_squared = static_cast<float>(limits.few_keys_tolerance * limits.few_keys_tolerance);
   out.most_told = most_told(p.tolerance);
   out.max_iterations = std::min(p.max_iterations, kMostIterations);
-  out.two_part_passes = limits.two_part_passes;
+  out.share_squared = static_cast<float>(limits.share * limits.share);
+  out.least_squared = static_cast<float>(limits.least * limits.least);
   out.low_parts = LowParts::of(p.tolerance);
   out.sum_error = static_cast<float>(limits.sum_error);
   out.header = reinterpret_cast<Header*>(base + at.header);
@@ -114,8 +115,8 @@ auto given_x_launcher(const ForwardParams& p, bool few) {
   return few ? launch_given_x<GivenXConfig<kDim, false, true>> : launch_given_x<GivenXConfig<kDim, false>>;
 }
 
-// The kernels behind the pre-pass. With own spans and x given, the one for few keys and the one for many each take their
-// list of sequences.
+// The kernels behind the pre-pass. With own spans and x given, the one for few keys and the one for many each take
+// their list of sequences.
 Status launch_kernels(const ForwardCall& call, const core::Plan& plan, const PrepassParams& prepass,
                       const WorkspaceLayout& at) {
   const Problem& p = call.problem;

@@ -81,13 +81,14 @@ Shape solve_shape_of(const Problem& p) {
 
 SolveLimits solve_limits(const Problem& p) {
   if (p.operation == core::Operation::forward) {
-    // Where rows see few keys, later steps are small beside the solution, and so is what rounding U leaves behind in x.
-    return {p.tolerance, p.tolerance, 0, padded_dim(p.dim, p.value_dim) / 4, 0.25 * p.tolerance};
+    // The other implementations ask for 6 tol of what the output is made of: rounding takes its share here.
+    return {p.tolerance, p.tolerance, 0, 0, 3 * p.tolerance, 0.2 * p.tolerance, 0.25 * p.tolerance};
   }
   // λ's gradient, -x y, follows y's residual most closely: a tenth less of it keeps the promised accuracy for every
   // kind. Where rows see few keys x is large in directions the keys do not reach, and y's error there, which its
   // residual hardly shows, meets it: half the residual, and at least three steps.
-  return {0.9 * p.tolerance, 0.5 * p.tolerance, 3, std::numeric_limits<int32_t>::max(), 0};
+  const core::StopRule rule = core::stop_rule(p);
+  return {0.9 * p.tolerance, 0.5 * p.tolerance, 3, std::numeric_limits<int32_t>::max(), rule.share, rule.least, 0};
 }
 
 bool sees_few_keys(const Problem& p) {
@@ -195,9 +196,9 @@ core::Notes notes(const Problem& p, const core::Machine&, const core::Plan& plan
     notes.emplace_back("rows stop at",
                        cat("residual ", limits.tolerance, "; up to ", few, " keys ", limits.few_keys_tolerance,
                            " and not before ", limits.few_keys_iterations, " iterations"));
-    notes.emplace_back("products in two parts", backward ? cat("for rows of up to ", few, " keys")
-                                                         : cat("for rows of up to ", few, " keys, in the first ",
-                                                               limits.two_part_passes, " passes"));
+    notes.emplace_back("products in two parts",
+                       backward ? cat("for rows of up to ", few, " keys")
+                                : std::string("where rounding could show: the residual is formed anew"));
   }
   if (backward) notes.emplace_back("heads side by side", cat(heads_together(p)));
   if (plan.cached_weights) notes.emplace_back("cached weights", cat(layout.weights_stride * plan.workers, " bytes"));

@@ -17,7 +17,8 @@ struct SolveLimits {
   double tolerance;             // of the residual
   double few_keys_tolerance;    // where rows see few keys
   int32_t few_keys_iterations;  // and at least so many there
-  int32_t two_part_passes;      // passes over the keys with U in two parts, there
+  int32_t two_part_passes;      // backward: passes over the keys with U in two parts, there
+  double share, least;          // core::StopRule
   double sum_error;             // forward: that Σ U / ω may have without the mean value
 };
 SolveLimits solve_limits(const core::Problem& problem);

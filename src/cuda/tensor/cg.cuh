@@ -40,18 +40,23 @@ struct Solve {
   Pair<int> iterations;
   Pair<int> status;  // lla_row_status
   Pair<bool> active;
-  Pair<bool> strict;  // half the tolerance: see StepCheck
-  Pair<int> loose;    // bits that M is above the tight bound of the logits: weights are smaller by so many
+  Pair<int> loose;  // bits that M is above the tight bound of the logits: weights are smaller by so many
 };
 
-// What the rows' solutions are like: from these follows how small a residual must be.
-struct SolutionSizes {
-  Pair<float> square, along;  // |x|² and x·d of the fp16 direction
+// What the rows' solutions are like, from which follows how small a residual must be, and what rounding may have done
+// to them.
+struct Course {
+  Pair<float> size;   // forward: Σ w E² of the solution so far; backward: its |x|²
+  Pair<float> along;  // x·d of the fp16 direction
+  // Known before the solve: in the forward how far from 0 and 1 a row's largest weight is, in the backward x·(q - mean
+  // key) of the forward's x.
+  Pair<float> note;
+  Pair<float> steps;  // Σ w E² of every step whose U was multiplied in one part, added up
 };
 
-// A pass over the keys needs every register: what it does not use of the rows' state waits in scratch memory, two
-// vectors a row: what the end of a step changes, and the rest. All threads of a quad read those of both rows. Behind
-// them what only the first steps, or only the backward's, need.
+// A pass over the keys needs every register: what it does not use of the rows' state waits in scratch memory, three
+// vectors a row: what the end of a step changes, the rest, and the solution's course. All threads of a quad read those
+// of both rows.
 struct SolveMemory {
   using Words = float4[2][2];
 
@@ -71,8 +76,8 @@ struct SolveMemory {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const uint32_t exponent = __float_as_uint(s.inverse[r]) >> 23;
-      flags[r] = __uint_as_float(static_cast<uint32_t>(s.iterations[r]) << 17 | s.loose[r] << 13 | s.strict[r] << 12 |
-                                 exponent << 4 | s.status[r] << 1 | s.active[r]);
+      flags[r] = __uint_as_float(static_cast<uint32_t>(s.iterations[r]) << 17 | s.loose[r] << 13 | exponent << 4 |
+                                 s.status[r] << 1 | s.active[r]);
     }
     *place(warpgroup, 0, second(lane), lane) =
         make_float4(own(s.rr, lane), own(s.norm_squared, lane), own(s.rd, lane), own(flags, lane));
@@ -89,7 +94,7 @@ struct SolveMemory {
       const uint32_t flags = __float_as_uint(a.w);
       s.rr[r] = a.x, s.norm_squared[r] = a.y, s.rd[r] = a.z;
       s.iterations[r] = static_cast<int>(flags >> 17), s.status[r] = flags >> 1 & 7, s.active[r] = flags & 1;
-      s.strict[r] = flags >> 12 & 1, s.loose[r] = flags >> 13 & 15;
+      s.loose[r] = flags >> 13 & 15;
       s.inverse[r] = __uint_as_float((flags >> 4 & 255) << 23);
       s.rr_start[r] = b.x, s.omega[r] = b.y, s.ridge[r] = b.z, s.curvature[r] = b.w;
     }
@@ -99,37 +104,16 @@ struct SolveMemory {
     fetch(words, warpgroup, lane);
     unpack(words, s);
   }
-  // A number that is known before the solve and needed later: in the forward how far from 0 and 1 a row's largest
-  // weight is, in the backward x·(q - mean key). The solution is zero, and so is what is known of its steps.
-  __device__ __forceinline__ static void store_note(float4* warpgroup, const Pair<float>& note, const Lane& lane) {
-    *place(warpgroup, 2, second(lane), lane) = make_float4(0, 0, own(note, lane), 0);
+  __device__ __forceinline__ static void store_course(float4* warpgroup, const Course& c, const Lane& lane) {
+    *place(warpgroup, 2, second(lane), lane) =
+        make_float4(own(c.size, lane), own(c.along, lane), own(c.note, lane), own(c.steps, lane));
     __syncwarp();
   }
-  // Σ w E² of the steps so far whose U was multiplied in one part: told_residual.
-  __device__ __forceinline__ static void fetch_steps(Pair<float>& steps, const float4* warpgroup, const Lane& lane) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) steps[r] = place(warpgroup, 2, r, lane)->w;
-  }
-  __device__ __forceinline__ static void add_steps(float4* warpgroup, const Pair<float>& steps, const Lane& lane) {
-    float& to = place(warpgroup, 2, second(lane), lane)->w;
-    const float sum = to + own(steps, lane);
-    __syncwarp();  // the other of the two that write it has read it, too
-    to = sum;
-  }
-  __device__ __forceinline__ static void fetch_note(Pair<float>& note, const float4* warpgroup, const Lane& lane) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) note[r] = place(warpgroup, 2, r, lane)->z;
-  }
-  __device__ __forceinline__ static void store_sizes(float4* warpgroup, const SolutionSizes& x, const Lane& lane) {
-    *reinterpret_cast<float2*>(place(warpgroup, 2, second(lane), lane)) =
-        make_float2(own(x.square, lane), own(x.along, lane));
-    __syncwarp();
-  }
-  __device__ __forceinline__ static void fetch_sizes(SolutionSizes& x, const float4* warpgroup, const Lane& lane) {
+  __device__ __forceinline__ static void fetch_course(Course& c, const float4* warpgroup, const Lane& lane) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float2 v = *reinterpret_cast<const float2*>(place(warpgroup, 2, r, lane));
-      x.square[r] = v.x, x.along[r] = v.y;
+      const float4 v = *place(warpgroup, 2, r, lane);
+      c.size[r] = v.x, c.along[r] = v.y, c.note[r] = v.z, c.steps[r] = v.w;
     }
   }
 
@@ -230,7 +214,6 @@ __device__ __forceinline__ void start_solve(Solve& solve, float (&r)[kDim / 2]) 
     const float rr = quad_sum(squares[i]);
     solve.curvature[i] = 0;
     solve.iterations[i] = 0;
-    solve.strict[i] = false;
     solve.loose[i] = 0;
     solve.status[i] = LLA_ROW_OK;
     solve.active[i] = solve.active[i] && rr > 0;
@@ -240,52 +223,50 @@ __device__ __forceinline__ void start_solve(Solve& solve, float (&r)[kDim / 2]) 
   for (int e = 0; e < kDim / 2; ++e) r[e] = solve.active[row_of(e)] ? r[e] : 0.0f;
 }
 
-// What a row's |r| / |right-hand side| is said to be. The |r| that the steps keep does not see how weights and U are
-// rounded: by 2^-12 each, at random. The weights' part is about 2^-12 of the right-hand side. A step of U in one part
-// adds 2^-12 sqrt(Σ w² E²) |k|, and of Σ w E² (`steps`) that sum is at most twice min(w, 1 - w) of the largest weight
-// (`balance`); with many keys it is far less. In an emulation of nine kinds the true residual is between a tenth of
-// this and twice it.
-// One key, or nothing to solve: -1.
-__device__ __forceinline__ float told_residual(const Solve& s, int row, float balance, float steps,
-                                               float largest_key_norm) {
-  if (!(s.rr_start[row] > 0)) return -1.0f;
-  const float rounding = 0x1p-24f * fmaf(0.25f * balance * steps, largest_key_norm * largest_key_norm, s.rr_start[row]);
-  return sqrtf((s.rr[row] + rounding) / s.rr_start[row]);
+// What rounding U once may have done to |r|², which the steps do not see: 2^-12 sqrt(Σ w² E²) |k| for every step, at
+// random. Of Σ w E² (`steps`) that sum is at most twice min(w, 1 - w) of the largest weight (`balance`); with many keys
+// it is far less.
+__device__ __forceinline__ float drift_squared(float balance, float steps, float largest_key_norm) {
+  return 0x1p-24f * balance * steps * (largest_key_norm * largest_key_norm);
+}
+
+// Whether that shows: in the output, where the steps' U are far larger than the solution's (`size`: its Σ w E²), or in
+// the residual. From emulation: every peaked kind is above these limits, of ordinary data some rows with few keys and
+// anisotropic keys at small λ.
+__device__ __forceinline__ bool drift_shows(float tolerance_squared, float start, float balance, float steps,
+                                            float size, float largest_key_norm) {
+  constexpr float kOrdinary = 1e-6f;  // the default tolerance, squared
+  const float most_steps = 8 * fminf(fast_sqrt(tolerance_squared / kOrdinary), 1.0f);
+  return balance * steps > most_steps * (1 + fmaxf(size, 0.0f)) ||
+         drift_squared(balance, steps, largest_key_norm) > 64 * fmaxf(tolerance_squared, kOrdinary) * start;
+}
+
+// What a row's |r| / |right-hand side| is said to be: with the drift; with what rounding the weights by 2^-12 does,
+// which is that of the right-hand side and, where 1 + E is large or weights are small (M is loose), up to eight times
+// that; and with what fp32 leaves of E = x·k where x is long (few keys, a small λ). One key, or nothing to solve: -1.
+__device__ __forceinline__ float told_residual(const Solve& s, int row, float balance, float steps, float size,
+                                               float x_squared, float largest_key_norm) {
+  const float start = s.rr_start[row], key = largest_key_norm * largest_key_norm;
+  if (!(start > 0)) return -1.0f;
+  const float large = fmaxf(balance * (1 + fmaxf(size, 0.0f)) * key, s.loose[row] > 7 ? 15 * start : 0.0f);
+  const float weights = 0x1p-24f * (start + fminf(63 * start, large));
+  const float sums = (0x1p-24f * key) * (0x1p-24f * key) * balance * x_squared;
+  return sqrtf((s.rr[row] + weights + drift_squared(balance, steps, largest_key_norm) + sums) / start);
 }
 
 struct StepLimits {
   float tolerance_squared;
   int least_iterations, max_iterations;
-  bool tell;  // whether the residual or the status is asked for
-  // kShare only: |r|² is also to be below this many times |λ x|², but need not be below `least_squared` of the first.
+  // |r|² is also to be below `share_squared` of what the results are made of (core::StopRule), but need not be below
+  // `least_squared` of the first. In the forward that is 4 λ (1 + Σ w E²), in the backward |λ x|².
   float share_squared, least_squared;
-};
 
-// Where attention is peaked, the first steps of a solve can be far larger than its solution: along them E is large at
-// one key and the next, and the later steps take it back. What rounding U to fp16 leaves behind then stays in x. The
-// size of a step's U against that of the solution's is bounded by
-//   N = m V / (1 + m V / H²),   V = stride² d·Md = Σ w E²,   H = (μ + λ) / (ρ + λ),   m = min(w, 1 - w) of the largest
-//   weight,
-// with M the data part of A, ρ = d·Md / |d|² and μ = |Md|² / d·Md. A step with a larger N than `most` is not taken: its
-// pass is repeated with U in two parts. A row above kStrict is solved to half the tolerance.
-// (The backward knows x when it begins, and from it which rows are such: SolveConsumer.)
-struct StepCheck {
-  static constexpr int kPasses = 3;  // the first ones
-
-  // From emulation. Half of these: outputs of QK-normed keys gain a quarter, a trained model's heads lose a twentieth
-  // of their speed.
-  static constexpr float kStrict = 32;
-  static constexpr float most_of(int pass) { return pass == 0 ? 64.0f : 256.0f; }
-
-  // No step's V exceeds |r|² / (4 λ): rows where that is little need no check.
-  __device__ __forceinline__ static bool needed(float balance, float rr, float ridge) {
-    return balance * rr > 4 * kStrict * ridge;
+  template <bool kBackward>
+  __device__ __forceinline__ float wanted(float start, float ridge, float size) const {
+    const float left = kBackward ? ridge * ridge * size : 4 * ridge * (1 + fmaxf(size, 0.0f));
+    return fminf(tolerance_squared * start, fmaxf(share_squared * left, least_squared * start));
   }
-
-  float most;   // +inf: the pass had U in two parts already
-  int barrier;  // of the warpgroup
 };
-enum class StepEnd { stop, go_on, repeat };
 
 // Where a thread's parts of a warpgroup's vectors are, in fragment order.
 struct Vectors {
@@ -355,19 +336,17 @@ __device__ __forceinline__ float scale_of_square(float square) {
 
 // One step from product = Σ U k and its row sums: A d = (product - sums mean) / data_units + Λ d.
 // `direction` holds the direction, and then the next one. Updates x, r and the rows' state, which goes back to memory.
-// Says whether a row goes on, or that a row's step would be too large for what the pass had (`check`: see there; null
-// for none), and then nothing has changed.
+// Says whether a row goes on.
 //
 // What the next pass needs of the new direction d' = s (r + momentum d) beside its words, |d'|², r·d' and d'·mean,
 // would take three dot products at the very end. It follows from r·r, r·d and r·mean instead, which come with the work
 // on r. Rounding d' to fp16 is left out of it: 2^-12 of every element, of random sign. In d·mean that would add up, but
 // the row sums say how far off it was. (r·d is zero but for rounding. Taken to be zero, |d'|² drifts off where λ is 0.)
-// kShare: the solution's size counts, too (core::StopRule). two_parts: U of the pass was multiplied in two.
-template <int kDim, bool kShare>
-__device__ __forceinline__ StepEnd step(const StepInputs<kDim>& in, float (&product)[kDim / 2], const Pair<float>& sums,
-                                        uint32_t (&direction)[kDim / 4], Direction& d, const Vectors& at,
-                                        const Lane& lane, float largest_key_norm, const StepLimits& limits,
-                                        const StepCheck* check, bool two_parts) {
+// two_parts: U of the pass was multiplied in two.
+template <int kDim, bool kBackward>
+__device__ __forceinline__ bool step(const StepInputs<kDim>& in, float (&product)[kDim / 2], const Pair<float>& sums,
+                                     uint32_t (&direction)[kDim / 4], Direction& d, const Vectors& at, const Lane& lane,
+                                     float largest_key_norm, const StepLimits& limits, bool two_parts) {
   constexpr int kQuads = kDim / 8;
   SolveMemory::Words state;
   SolveMemory::fetch(state, in.state, lane);
@@ -412,35 +391,9 @@ __device__ __forceinline__ StepEnd step(const StepInputs<kDim>& in, float (&prod
   Pair<float> energy;  // d·Md
 #pragma unroll
   for (int h = 0; h < 2; ++h) energy[h] = fmaf(-sums[h], dm[h], quad_sum(curvature[h]));
-  if (check != nullptr) {
-    Pair<float> squares = {0, 0}, balance;
-    SolveMemory::fetch_note(balance, in.state, lane);
-#pragma unroll
-    for (int i = 0; i < kDim / 4; ++i) {
-      const float2 m = unpack(mean[i]);
-      const float a = fmaf(-sums[i & 1], m.x, product[2 * i]), b = fmaf(-sums[i & 1], m.y, product[2 * i + 1]);
-      squares[i & 1] = fmaf(a, a, fmaf(b, b, squares[i & 1]));
-    }
-    forget(mean);
-    bool repeat = false;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float inverse = fast_reciprocal(data_units[h]);
-      const float rho = energy[h] * inverse * fast_reciprocal(s.norm_squared[h]);
-      const float mu = quad_sum(squares[h]) * inverse * fast_reciprocal(energy[h]);
-      const float lambda = s.ridge[h];
-      const float length = s.rd[h] * fast_reciprocal(s.norm_squared[h] * (rho + lambda));
-      const float size = balance[h] * length * length * (energy[h] * inverse);
-      const float higher = (mu + lambda) * fast_reciprocal(rho + lambda);
-      const float n = size * fast_reciprocal(fmaf(size, fast_reciprocal(higher * higher), 1.0f));
-      const bool counts = s.active[h] && energy[h] > 0;
-      repeat |= counts && n > check->most;
-      s.strict[h] = s.strict[h] || (counts && n > StepCheck::kStrict);
-    }
-    if (uniform(named_any(check->barrier, kWarpgroupThreads, repeat))) return StepEnd::repeat;
-  }
-
-  Pair<float> stride, along_product, along_mean, along_direction, steps;
+  Course course;
+  SolveMemory::fetch_course(course, in.state, lane);
+  Pair<float> stride, along_product, along_mean, along_direction;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     // d·(product - sums mean + λ d), of which d·mean and |d|² are known.
@@ -457,13 +410,12 @@ __device__ __forceinline__ StepEnd step(const StepInputs<kDim>& in, float (&prod
     s.iterations[h] += good;
     // A row that stands still keeps its residual: everything here is finite, and zero times it is zero.
     stride[h] = good ? stride[h] : 0.0f;
-    steps[h] = good ? stride[h] * length * energy[h] : 0.0f;
+    if (good && !two_parts) course.steps[h] = fmaf(stride[h] * length, energy[h], course.steps[h]);
     along_product[h] = good ? -length : 0.0f;
     along_mean[h] = -along_product[h] * sums[h];
     along_direction[h] = along_product[h] * ridge[h];
   }
   SolveMemory::store_curvature(in.state, s.curvature, lane);
-  if (limits.tell && !two_parts) SolveMemory::add_steps(in.state, steps, lane);
 
   float squares[2][2] = {}, with_direction[2][2] = {}, with_mean[2][2] = {};
 #pragma unroll
@@ -488,14 +440,13 @@ __device__ __forceinline__ StepEnd step(const StepInputs<kDim>& in, float (&prod
   }
 
   Pair<float> momentum, scale, dots;
-  SolutionSizes sizes;
-  if constexpr (kShare) {
-    SolveMemory::fetch_sizes(sizes, in.state, lane);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      sizes.square[h] = fmaf(stride[h], fmaf(stride[h], s.norm_squared[h], 2 * sizes.along[h]), sizes.square[h]);
-      sizes.along[h] = fmaf(stride[h], s.norm_squared[h], sizes.along[h]);
-    }
+  for (int h = 0; h < 2; ++h) {
+    const float grown = stride[h] * fmaf(stride[h], s.norm_squared[h], 2 * course.along[h]);  // |x|²
+    // x·rhs grows by α r·d: steps are conjugate. After a restart they are not (`along` is NaN), and x grows little.
+    const float change = kBackward ? grown : fmaf(stride[h], s.rd[h], -s.ridge[h] * grown);
+    course.size[h] = kBackward || change == change ? course.size[h] + change : course.size[h];
+    course.along[h] = fmaf(stride[h], s.norm_squared[h], course.along[h]);
   }
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
@@ -504,11 +455,7 @@ __device__ __forceinline__ StepEnd step(const StepInputs<kDim>& in, float (&prod
                 rm = quad_sum(with_mean[h][0] + with_mean[h][1]);
     const float ratio = now * fast_reciprocal(s.rr[h]), start = s.rr_start[h];
     const bool enough = s.iterations[h] >= limits.least_iterations || now <= 1e-16f * start;
-    float wanted = (s.strict[h] ? 0.25f * limits.tolerance_squared : limits.tolerance_squared) * start;
-    if constexpr (kShare) {
-      const float left = s.ridge[h] * s.ridge[h] * sizes.square[h];
-      wanted = fminf(wanted, fmaxf(limits.share_squared * left, limits.least_squared * start));
-    }
+    const float wanted = limits.template wanted<kBackward>(start, s.ridge[h], course.size[h]);
     const bool solved = now <= wanted && enough;
     const bool last = s.iterations[h] >= limits.max_iterations, grown = !(now < kMostGrowth * start);
     const bool promised = now <= limits.tolerance_squared * start;  // what was asked for, if not what was aimed at
@@ -528,7 +475,7 @@ __device__ __forceinline__ StepEnd step(const StepInputs<kDim>& in, float (&prod
     s.inverse[h] = inverse_power_of_two(scale[h]);
     scale[h] = s.active[h] ? scale[h] : 0.0f;
     s.rd[h] = scale[h] * fmaf(momentum[h], rd, now);
-    if constexpr (kShare) sizes.along[h] *= scale[h] * momentum[h];  // x·r is zero but for rounding
+    course.along[h] *= scale[h] * momentum[h];  // x·r is zero but for rounding
     s.norm_squared[h] = scale[h] * scale[h] * square;
     dots[h] = s.active[h] ? scale[h] * fmaf(momentum[h], dm[h], rm) : 0.0f;
   }
@@ -540,8 +487,8 @@ __device__ __forceinline__ StepEnd step(const StepInputs<kDim>& in, float (&prod
   }
   finish_direction(d, s.norm_squared, dots, largest_key_norm, s.loose);
   SolveMemory::store_changed(in.state, s, lane);
-  if constexpr (kShare) SolveMemory::store_sizes(in.state, sizes, lane);
-  return s.active[0] || s.active[1] ? StepEnd::go_on : StepEnd::stop;
+  SolveMemory::store_course(in.state, course, lane);
+  return s.active[0] || s.active[1];
 }
 
 }  // namespace lla::cuda::tensor

@@ -1,5 +1,5 @@
-// What the kernels of the pre-pass do with a chunk of a head's keys or values, wherever these lie: the chunks of dense and
-// packed tensors are PrepassChunk (prepass.cu), those of caches CacheChunk (cache/prepass.cu). Such a chunk has
+// What the kernels of the pre-pass do with a chunk of a head's keys or values, wherever these lie: the chunks of dense
+// and packed tensors are PrepassChunk (prepass.cu), those of caches CacheChunk (cache/prepass.cu). Such a chunk has
 //   first, last          positions it writes, of at most kPrepassRows
 //   used                 positions from here on may hold anything: they are copied as zeros, unread
 //   row(operand, i)      where position i lies; null where there is nothing to read (only if kMayMiss)

@@ -10,8 +10,8 @@
 
 namespace lla::cuda::tensor {
 
-// Found by the pre-pass, per (batch, key head); packed: per key head (per sequence, too, with own spans). Floats are kept as bits of non-negative numbers,
-// whose order is that of integers, so that atomicMax makes them.
+// Found by the pre-pass, per (batch, key head); packed: per key head (per sequence, too, with own spans). Floats are
+// kept as bits of non-negative numbers, whose order is that of integers, so that atomicMax makes them.
 struct HeadStatistics {
   uint32_t largest_key;    // of |k|, finite elements
   uint32_t largest_value;  // of |v|

@@ -99,9 +99,8 @@ struct BackwardLaunch {
     params.most_told = most_told(p.tolerance);
     params.few_keys_iterations = limits.few_keys_iterations;
     params.two_part_passes = limits.two_part_passes;
-    const core::StopRule rule = core::stop_rule(p);
-    params.share_squared = static_cast<float>(rule.share * rule.share);
-    params.least_squared = static_cast<float>(rule.least * rule.least);
+    params.share_squared = static_cast<float>(limits.share * limits.share);
+    params.least_squared = static_cast<float>(limits.least * limits.least);
     params.max_iterations = std::min(p.max_iterations, kMostIterations);
     params.header = at<Header>(layout.forward.header);
     params.heads = at<HeadStatistics>(layout.forward.head_statistics);

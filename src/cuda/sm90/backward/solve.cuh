@@ -6,9 +6,9 @@
 
 #include "cuda/common/launch.cuh"
 #include "cuda/sm90/backward/solve.hpp"
+#include "cuda/sm90/backward/target.cuh"
 #include "cuda/sm90/solve/producer.cuh"
 #include "cuda/sm90/solve/roles.cuh"
-#include "cuda/sm90/solve/solver.cuh"
 #include "cuda/tensor/backward/bounds.cuh"
 
 namespace lla::cuda::sm90 {
@@ -29,159 +29,26 @@ struct SolveProducer : Producer<Config> {
 };
 
 template <class Config>
-struct SolveConsumer : Solver<Config> {
-  using Base = Solver<Config>;
+struct SolveConsumer : TargetPass<Config> {
+  using Base = TargetPass<Config>;
   using Base::warpgroup, Base::next, Base::params, Base::parity, Base::rows, Base::shared, Base::feed;
   using typename Base::DirectionWords;
-  using typename Base::Scores;
   using typename Base::Slot;
   using typename Base::Vector;
-  using typename Base::Words;
-  static constexpr int kDim = Config::kDim, kKeys = Config::kKeys;
+  static constexpr int kDim = Config::kDim;
 
   // dk follows y's error times x: where x·(q - mean key) is large, what rounding U once leaves in t and in y's first
   // steps shows in it. With attention on one key next to all (`balance`) or on many, the steps are small themselves.
   // Limits from emulation: every peaked kind is above them, of ordinary data only anisotropic keys at small λ.
   static constexpr float kLongTarget = 8 * Config::kDim, kLongSteps = 3 * Config::kDim;
 
+  // Passes with U in two parts where x is long: later steps are small beside the solution.
+  static constexpr int kTwoPartPasses = kDim / 4;
+
   // The scratch vector t is kept in: the saved mean value needs none.
   static constexpr int kTarget = WorkspaceLayout::kMeanV;
 
   const SolveParams& solve_params;
-
-  // t: sums over keys of U k, U = W (gamma - tau) with the scale and centre of `d`; G lies where residuals will. Finds
-  // the largest weights on the way. Tiles come as V0 K0 V1 K1 ...: with values first, a ring of three has room for the
-  // next tile's values and keys beside this tile's keys.
-  __device__ __forceinline__ void target_pass(Vector& target, Pair<float>& sums, Pair<float>& largest,
-                                              const Direction& d, bool two_parts) {
-    __half2 most[2] = {};
-#pragma unroll
-    for (int e = 0; e < kDim / 2; ++e) target[e] = 0;
-    sums[0] = sums[1] = 0;
-    const int count = uniform(this->tiles().count);
-    // At D = 64 the second part costs nothing: the pass waits for tiles, not for products.
-    if constexpr (kDim == 64) {
-      two_part_target(target, sums, most, d, count);
-    } else if (two_parts) {
-      two_part_target(target, sums, most, d, count);
-    } else if (count > 0) {
-      one_part_target(target, sums, most, d, count);
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      sums[r] = quad_sum(sums[r]);
-      largest[r] = quad_max(fmaxf(__low2float(most[r]), __high2float(most[r])));
-    }
-  }
-
-  __device__ __forceinline__ void keep_largest(__half2 (&most)[2], const Words& w) const {
-#pragma unroll
-    for (int i = 0; i < kKeys / 4; ++i) most[i & 1] = __hmax2(most[i & 1], *reinterpret_cast<const __half2*>(&w[i]));
-  }
-  // γ = G Vᵀ, raw.
-  __device__ __forceinline__ void issue_gamma(Scores& gamma, const Slot& value) const {
-    product_transposed<kDim, kKeys>(gamma, shared.spare_operand(warpgroup), this->tile_at(value));
-    mma_commit();
-  }
-
-  // As in the passes of the solve: the next tile's scores and G Vᵀ are issued first, this tile's U K once the next
-  // weights are made.
-  __device__ __forceinline__ void one_part_target(Vector& target, Pair<float>& sums, __half2 (&most)[2],
-                                                  const Direction& d, int count) {
-    const TileRange clear = uniform(this->tiles().clear);
-    Words w, u;
-    Scores scores, gamma;
-    define(scores);
-    define(gamma);
-    int tile = 0;
-    Slot value = next.take(), key = next.take();
-    feed.ring.wait(value);
-    feed.ring.wait(key);
-    mma_fence();
-    this->issue_logits(scores, key);
-    issue_gamma(gamma, value);
-    mma_wait<1>();
-    this->exponentiate(scores, tile, clear);
-    pack_scores<kKeys>(w, scores);
-    take_gamma<0>(gamma, w, d, value);
-    pack_scores<kKeys>(u, gamma);
-    while (true) {
-      pin(u);
-      this->keep_weights(w, tile);
-      keep_largest(most, w);
-      if (++tile == count) break;
-      value = next.take();
-      const Slot after = next.take();
-      feed.ring.wait(value);
-      feed.ring.wait(after);
-      mma_fence();
-      this->issue_logits(scores, after);
-      issue_gamma(gamma, value);
-      add_row_sums<kKeys>(sums, u);
-      pin(sums);
-      mma_wait<1>();
-      this->exponentiate(scores, tile, clear);
-      pack_scores<kKeys>(w, scores);
-      pin(w);
-      this->finish_before(key);
-      // t += U K, U = W (γ - τ)
-      mma_fence();
-      product<kDim, kKeys>(target, u, this->tile_at(key));
-      mma_commit();
-      take_gamma<1>(gamma, w, d, value);
-      mma_wait<0>();
-      pin(gamma);
-      feed.ring.release(key);
-      pack_scores<kKeys>(u, gamma);  // not before: the product that has just ended was reading u
-      key = after;
-    }
-    mma_fence();
-    product<kDim, kKeys>(target, u, this->tile_at(key));
-    mma_commit();
-    add_row_sums<kKeys>(sums, u);
-    pin(sums);
-    mma_wait<0>();
-    pin(target);
-    feed.ring.release(key);
-  }
-  // Gamma becomes U, not yet rounded, once it is there. kBehind: batches of products committed after it.
-  template <int kBehind>
-  __device__ __forceinline__ void take_gamma(Scores& gamma, const Words& w, const Direction& d, const Slot& value) {
-    mma_wait<kBehind>();
-    pin(gamma);
-    weight_scores<kKeys>(gamma, w, d.scale, d.centre);
-    pin(gamma);
-    this->finish_before(value);
-    feed.ring.release(value);
-  }
-
-  // The same with U in two parts, one tile after the other: for rows with few keys, or a long x.
-  __device__ __forceinline__ void two_part_target(Vector& target, Pair<float>& sums, __half2 (&most)[2],
-                                                  const Direction& d, int count) {
-    const TileRange clear = uniform(this->tiles().clear);
-    for (int tile = 0; tile < count; ++tile) {
-      const Slot value = next.take(), key = next.take();
-      Words w;
-      Scores scores, gamma;
-      define(scores);
-      define(gamma);
-      feed.ring.wait(key);
-      feed.ring.wait(value);
-      mma_fence();
-      this->issue_logits(scores, key);
-      issue_gamma(gamma, value);
-      mma_wait<0>();
-      pin(gamma);
-      feed.ring.release(value);
-      this->exponentiate(scores, tile, clear);
-      pack_scores<kKeys>(w, scores);
-      this->keep_weights(w, tile);
-      keep_largest(most, w);
-      weight_scores<kKeys>(gamma, w, d.scale, d.centre);
-      this->add_parts(target, sums, gamma, this->tile_at(key));
-      feed.ring.release(key);
-    }
-  }
 
   // A row of a saved section as a fragment.
   __device__ __forceinline__ void load_saved(Vector& to, const float* section, int dim, const QueryBlock& block,
@@ -351,7 +218,7 @@ struct SolveConsumer : Solver<Config> {
     // Values are scaled below 2^15, so their norm is below 2^15 sqrt(dim).
     finish_direction(d, squares, tau, 0x1p15f * (kDim == 64 ? 8.0f : 11.3138f), {0, 0});
     const Pair<float> energy = {energies()[lane.row], energies()[lane.row + 8]};
-    SolveMemory::store_note(this->row_state(), energy, lane);
+    SolveMemory::store_course(this->row_state(), {{0, 0}, {0, 0}, {energy[0], energy[1]}, {0, 0}}, lane);
     const auto matters = [&](int r, float factor, float limit) {  // a row without gradient does not
       return largest_g[r] > 0 && good[r] && factor * energy[r] > limit;
     };
@@ -359,7 +226,7 @@ struct SolveConsumer : Solver<Config> {
     const bool long_x = named_any(kWarpgroupBarrier + warpgroup, kWarpgroupThreads,
                                   matters(0, 1, kLongTarget) || matters(1, 1, kLongTarget));
     Pair<float> sums, largest;
-    target_pass(rhs, sums, largest, d, few || uniform(long_x) != 0);
+    this->target_pass(rhs, sums, largest, d, few || uniform(long_x) != 0);
     load_saved(mean, params.saved.mean_k, params.dim, b.block, own_rows, lane);
     if (uniform(head.shifted)) {
 #pragma unroll
@@ -373,7 +240,7 @@ struct SolveConsumer : Solver<Config> {
     };
     two_part_passes =
         uniform(named_any(kWarpgroupBarrier + warpgroup, kWarpgroupThreads, long_steps(0) || long_steps(1)))
-            ? Base::kTwoPartPasses
+            ? kTwoPartPasses
             : 0;
     if (few) two_part_passes = params.two_part_passes;
     if (lane.column == 0) {
@@ -496,10 +363,9 @@ struct SolveConsumer : Solver<Config> {
       }
     }
     Pair<Size> x_size, y_size;
-    Pair<float> x_squared, y_squared, energy_of_x;
-    SolveMemory::fetch_note(energy_of_x, this->row_state(), lane);
-    Pair<float> steps;
-    SolveMemory::fetch_steps(steps, this->row_state(), lane);
+    Pair<float> x_squared, y_squared;
+    Course course;
+    SolveMemory::fetch_course(course, this->row_state(), lane);
     sizes_of(x_size, x_squared, x);
     sizes_of(y_size, y_squared, y);
     const int key_exponent = exponent_above(head.key) - 1;  // of what gives x and y their true size
@@ -516,7 +382,7 @@ struct SolveConsumer : Solver<Config> {
           row_exponents(start[r].q, start[r].g, plus(x_size[r].largest, key_exponent),
                         plus(y_size[r].largest, key_exponent + start[r].row_unit), start[r].g_norm,
                         plus(x_size[r].norm, key_exponent), plus(y_size[r].norm, key_exponent + start[r].row_unit),
-                        key_norm, value_norm, start[r].rest, energy_exponent(energy_of_x[r]));
+                        key_norm, value_norm, start[r].rest, energy_exponent(course.note[r]));
       const bool bad = solve.status[r] == LLA_ROW_NAN || x_size[r].largest == kNotFinite ||
                        y_size[r].largest == kNotFinite || !finite(c[r]);
       const bool zero = !bad && start[r].g == kNoExponent;
@@ -550,7 +416,7 @@ struct SolveConsumer : Solver<Config> {
       solve_params.sizes[index] = sizes;
       if (params.info.iterations != nullptr) params.info.iterations[index] = solve.iterations[r];
       const float balance = power_of_two(smaller(start[r].rest, -1));
-      const float told = told_residual(solve, r, balance, steps[r], head.key_norm);
+      const float told = told_residual(solve, r, balance, course.steps[r], 0, y_squared[r], head.key_norm);
       if (params.info.residual != nullptr) params.info.residual[index] = told;
       if (params.info.status != nullptr) params.info.status[index] = this->told_status(solve, r, told);
     }
@@ -565,8 +431,11 @@ struct SolveConsumer : Solver<Config> {
     const bool active = prepare(this->tiles().item, direction, d, two_part_passes);
     const bool more = this->publish(active);
     const int live = this->live_tiles();
-    this->template solve<true>(direction, d, live, more, two_part_passes, false);
-    if (more) release_ahead(min(live, kTilesAhead));
+    if (more) {
+      this->template solve<true>(direction, d, live, two_part_passes);
+      this->tell(false);
+      release_ahead(min(live, kTilesAhead));
+    }
     write_rows(this->tiles().item);
   }
 
@@ -596,7 +465,7 @@ __global__ void __launch_bounds__(ForwardConfig<kDim, kCached>::kThreads, 1)
   const int warpgroup = own_warpgroup();
   SolveProducer<Config> producer{
       {shared, params, &keys, &values, params.weights + blockIdx.x * params.weights_stride, own_warp()}};
-  SolveConsumer<Config> consumer{{{shared, params, warpgroup - 1}}, params};
+  SolveConsumer<Config> consumer{{{{shared, params, warpgroup - 1}}}, params};
   run_roles<Config>(warpgroup, producer, consumer);
 }
 

@@ -172,8 +172,8 @@ struct Ring {
 #pragma unroll
         for (int chunk = lane % 4; chunk < C::kChunks; chunk += 4) {
           const bool there = at.x >= 0 && 8 * chunk < width;
-          copy_ahead((which == 0 ? to.keys : to.values) + raw_offset(row, chunk), base + (there ? start + 8 * chunk : 0),
-                     there);
+          copy_ahead((which == 0 ? to.keys : to.values) + raw_offset(row, chunk),
+                     base + (there ? start + 8 * chunk : 0), there);
         }
       }
     }

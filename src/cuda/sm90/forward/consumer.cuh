@@ -71,19 +71,17 @@ struct ForwardConsumer : Solver<Config> {
     }
   }
 
-  // What a solve begins with, of a thread's rows or of the warpgroup's.
-  struct Start {
-    bool active;  // a row is to be solved
-    bool check;   // a step may be larger than its solution
-  };
-  // Means, right-hand side, ridge and the first direction.
-  __device__ __forceinline__ Start prepare(DirectionWords& direction, Direction& d) {
+  // The scratch vector the right-hand side is kept in: the mean value is made after the solve.
+  static constexpr int kTarget = WorkspaceLayout::kMeanV;
+
+  // Means, right-hand side, ridge and the first direction. Returns whether a row of this thread is to be solved.
+  __device__ __forceinline__ bool prepare(DirectionWords& direction, Direction& d) {
     Solve solve;
     Vector mean;
     Pair<float> bounds, balance;
     const Lane lane = Base::own_lane();
     find_means(mean, solve.omega, bounds, balance);
-    SolveMemory::store_note(this->row_state(), balance, lane);
+    SolveMemory::store_course(this->row_state(), {{0, 0}, {0, 0}, {balance[0], balance[1]}, {0, 0}}, lane);
     Fragment<kDim>::store(this->section(WorkspaceLayout::kMeanK), mean, lane.thread);
 
     const ForwardItem b = tiles().item;
@@ -158,14 +156,170 @@ struct ForwardConsumer : Solver<Config> {
     }
     this->sync_warpgroup();  // the scales of the queries have been read by all
     Fragment<kDim>::store(shared.residual[warpgroup], rhs, lane.thread);
+    Fragment<kDim>::store(this->section(kTarget), rhs, lane.thread);
     make_direction<kDim>(direction, rhs, mean, head.key_norm, solve, d);
     Fragment<kDim>::fill(this->section(WorkspaceLayout::kX), 0.0f, lane.thread);
     SolveMemory::store(this->row_state(), solve, lane);
     if constexpr (Config::kCached) fence_async_proxy_global();  // the copy engine will read the weights
-    const auto check = [&](int r) {
-      return solve.active[r] && StepCheck::needed(balance[r], solve.rr_start[r], solve.ridge[r]);
-    };
-    return {solve.active[0] || solve.active[1], check(0) || check(1)};
+    return solve.active[0] || solve.active[1];
+  }
+
+  // ---- what rounding U left behind ---------------------------------------------------------------------------------
+
+  // Whether what rounding U in the steps so far may have left in x shows, in a row of this thread: beside the solution,
+  // in which it stays, or in the residual, which does not show it.
+  __device__ __forceinline__ bool drifted() const {
+    const Lane lane = Base::own_lane();
+    Solve solve;
+    Course course;
+    SolveMemory::load(this->row_state(), solve, lane);
+    SolveMemory::fetch_course(course, this->row_state(), lane);
+    const float key_norm = tiles().head.key_norm;
+    bool shows = false;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      shows |= goes_on(solve, r) && drift_shows(params.tolerance_squared, solve.rr_start[r], course.note[r],
+                                                course.steps[r], course.size[r], key_norm);
+    }
+    return shows;
+  }
+  // A row that was solved, or would be with more steps.
+  __device__ __forceinline__ static bool goes_on(const Solve& solve, int r) {
+    return solve.rr_start[r] > 0 && (solve.status[r] == LLA_ROW_OK || solve.status[r] == LLA_ROW_PRECISION);
+  }
+
+  // x, rounded to fp16 (part 0) or what that leaves over (part 1), as the direction of a pass; `back`: what undoes its
+  // power of two.
+  __device__ __forceinline__ void make_part(DirectionWords& direction, Direction& d, Pair<float>& back, int part,
+                                            const Pair<int>& loose, const Lane& lane) const {
+    Vector x, mean;
+    Fragment<kDim>::load(x, this->section(WorkspaceLayout::kX), lane.thread);
+    Fragment<kDim>::load(mean, this->section(WorkspaceLayout::kMeanK), lane.thread);
+    Pair<float> scale, squares = {0, 0}, dots = {0, 0};
+    scale_rows<kDim>(scale, x);
+#pragma unroll
+    for (int i = 0; i < kDim / 4; ++i) {
+      const int r = i & 1;
+      const float a = x[2 * i] * scale[r], b = x[2 * i + 1] * scale[r];
+      direction[i] = pack(a, b);
+      float2 rounded = unpack(direction[i]);
+      if (part == 1) {
+        direction[i] = pack(a - rounded.x, b - rounded.y);
+        rounded = unpack(direction[i]);
+      }
+      squares[r] += rounded.x * rounded.x + rounded.y * rounded.y;
+      dots[r] += rounded.x * mean[2 * i] + rounded.y * mean[2 * i + 1];
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      squares[r] = quad_sum(squares[r]);
+      dots[r] = quad_sum(dots[r]);
+      back[r] = inverse_power_of_two(scale[r]);
+    }
+    finish_direction(d, squares, dots, tiles().head.key_norm, loose);
+  }
+
+  // The residual itself, b - A x, with x and U in two parts: two passes over the keys. Rows that are then above what is
+  // wanted go on from there. Returns whether one does.
+  __device__ __forceinline__ bool refresh(DirectionWords& direction, Direction& d, int live) {
+    const Lane lane = Base::own_lane();
+    Solve solve;
+#pragma unroll 1
+    for (int part = 0; part < 2; ++part) {
+      SolveMemory::load(this->row_state(), solve, lane);
+      Pair<float> back, undo;
+      make_part(direction, d, back, part, solve.loose, lane);
+      Vector acc;
+      Pair<float> sums;
+      this->template weighted_pass<false>(acc, sums, direction, Parts::high, d, live, true);
+      SolveMemory::load(this->row_state(), solve, lane);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float units = solve.omega[r] * d.scale[r];
+        undo[r] = units > 0 ? back[r] / units : 0.0f;
+      }
+      subtract_part(acc, sums, undo, part, solve, lane);
+      if (part == 0) this->publish(true);
+    }
+    return this->publish(restart(direction, d, lane));
+  }
+  // r = b - Λ x - (the product with x's high part), then less that with its low part.
+  __device__ __forceinline__ void subtract_part(const Vector& product, const Pair<float>& sums, const Pair<float>& undo,
+                                                int part, const Solve& solve, const Lane& lane) const {
+    float4* const residual = reinterpret_cast<float4*>(shared.residual[warpgroup]) + lane.thread;
+    const auto section = [&](int which) { return reinterpret_cast<const float4*>(this->section(which)) + lane.thread; };
+#pragma unroll
+    for (int i = 0; i < kDim / 8; ++i) {
+      keep_order();
+      const float4 m4 = __ldcg(section(WorkspaceLayout::kMeanK) + i * kWarpgroupThreads);
+      float4 from = residual[i * kWarpgroupThreads], x4 = make_float4(0, 0, 0, 0);
+      if (part == 0) {
+        from = __ldcg(section(kTarget) + i * kWarpgroupThreads);
+        x4 = __ldcg(section(WorkspaceLayout::kX) + i * kWarpgroupThreads);
+      }
+      float4 l4 = make_float4(solve.ridge[0], solve.ridge[0], solve.ridge[1], solve.ridge[1]);
+      if (params.ridge.per_dim) l4 = __ldcg(section(WorkspaceLayout::kRidge) + i * kWarpgroupThreads);
+      const float m[4] = {m4.x, m4.y, m4.z, m4.w}, f[4] = {from.x, from.y, from.z, from.w};
+      const float x[4] = {x4.x, x4.y, x4.z, x4.w}, l[4] = {l4.x, l4.y, l4.z, l4.w};
+      float out[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float data = undo[j / 2] * fmaf(-sums[j / 2], m[j], product[4 * i + j]);
+        out[j] = l[j] < INFINITY ? fmaf(-l[j], x[j], f[j]) - data : 0.0f;  // +inf: projected out
+      }
+      residual[i * kWarpgroupThreads] = make_float4(out[0], out[1], out[2], out[3]);
+    }
+  }
+  // Conjugate gradients from the residual there is. Returns whether a row of this thread goes on.
+  __device__ __forceinline__ bool restart(DirectionWords& direction, Direction& d, const Lane& lane) {
+    Solve solve;
+    Course course;
+    Vector r, mean;
+    SolveMemory::load(this->row_state(), solve, lane);
+    SolveMemory::fetch_course(course, this->row_state(), lane);
+    Pair<float> squares = {0, 0};
+#pragma unroll
+    for (int i = 0; i < kDim / 8; ++i) {
+      const float4 v = reinterpret_cast<const float4*>(shared.residual[warpgroup])[i * kWarpgroupThreads + lane.thread];
+      r[4 * i] = v.x, r[4 * i + 1] = v.y, r[4 * i + 2] = v.z, r[4 * i + 3] = v.w;
+      squares[0] = fmaf(v.x, v.x, fmaf(v.y, v.y, squares[0]));
+      squares[1] = fmaf(v.z, v.z, fmaf(v.w, v.w, squares[1]));
+    }
+    const StepLimits limits = this->step_limits();
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float now = quad_sum(squares[h]), start = solve.rr_start[h];
+      const bool row = goes_on(solve, h);
+      const bool solved = now <= limits.template wanted<false>(start, solve.ridge[h], course.size[h]);
+      const bool last = solve.iterations[h] >= limits.max_iterations;
+      if (row) solve.rr[h] = now;
+      if (row && last && !(now <= limits.tolerance_squared * start)) solve.status[h] = LLA_ROW_MAX_ITERATIONS;
+      solve.active[h] = row && !solved && !last;
+      course.steps[h] = 0;
+      course.along[h] = NAN;
+    }
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) r[e] = solve.active[row_of(e)] ? r[e] : 0.0f;
+    Fragment<kDim>::load(mean, this->section(WorkspaceLayout::kMeanK), lane.thread);
+    make_direction<kDim>(direction, r, mean, tiles().head.key_norm, solve, d);
+    SolveMemory::store(this->row_state(), solve, lane);
+    SolveMemory::store_course(this->row_state(), course, lane);
+    return solve.active[0] || solve.active[1];
+  }
+
+  static constexpr int kMostRefreshes = 2;
+
+  // Returns whether the residual was formed anew: then the output pass has U in two parts, too.
+  __device__ __forceinline__ bool solve_rows(DirectionWords& direction, Direction& d, int live) {
+    int refreshes = 0;
+    for (bool more = true; more; ++refreshes) {
+      this->template solve<false>(direction, d, live, 0);
+      const bool again = this->any(refreshes < kMostRefreshes && drifted());
+      this->tell(again);
+      if (!again) break;
+      more = refresh(direction, d, live);
+    }
+    return refreshes > 0;
   }
 
   __device__ __forceinline__ void run_item() {
@@ -173,12 +327,11 @@ struct ForwardConsumer : Solver<Config> {
     Direction d;
     this->begin();
     guess_bounds();
-    const Start start = prepare(direction, d);
-    const bool check = uniform(named_any(kWarpgroupBarrier + warpgroup, kWarpgroupThreads, start.check));
-    const bool more = this->publish(start.active);
+    const bool active = prepare(direction, d);
+    const bool more = this->publish(active);
     const int live = this->live_tiles();
-    const bool two_parts =
-        this->template solve<false>(direction, d, live, more, this->few_keys() ? params.two_part_passes : 0, check);
+    const bool refreshed = more && solve_rows(direction, d, live);
+    const bool two_parts = this->few_keys() || refreshed;
     const Needs needs = write_x(direction, d);
     if (this->publish(needs.mean_value)) {
       write_mean_value(direction, live);
@@ -193,15 +346,12 @@ struct ForwardConsumer : Solver<Config> {
 
   // Whether a row of this thread needs what rounding x to fp16 leaves over. All in units of the scaled keys; x·(q -
   // mean) is at least |q - mean|² over the largest curvature.
-  __device__ __forceinline__ bool needs_low_part(const Vector& x, const Solve& solve) const {
+  __device__ __forceinline__ bool needs_low_part(const Pair<float>& squares, const Solve& solve) const {
     if (tiles().few_keys || params.ridge.per_dim) return true;
-    Pair<float> squares = {0, 0};
-#pragma unroll
-    for (int e = 0; e < kDim / 2; ++e) squares[row_of(e)] = fmaf(x[e], x[e], squares[row_of(e)]);
     bool low = false;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float square = quad_sum(squares[r]);
+      const float square = squares[r];
       const float least = params.low_parts.least(square, solve.curvature[r], solve.ridge[r] * square);
       low |= square > 0 && !(least <= solve.rr_start[r] / solve.curvature[r]);
     }
@@ -235,7 +385,15 @@ struct ForwardConsumer : Solver<Config> {
     Fragment<kDim>::load(x, this->section(WorkspaceLayout::kX), lane.thread);
     Fragment<kDim>::load(mean, this->section(WorkspaceLayout::kMeanK), lane.thread);
     // All threads are then done with the residual, whose place takes x's low part.
-    const bool low = uniform(named_any(kWarpgroupBarrier + warpgroup, kWarpgroupThreads, needs_low_part(x, solve)));
+    Course course;
+    SolveMemory::fetch_course(course, this->row_state(), lane);
+    Pair<float> squares = {0, 0};
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) squares[row_of(e)] = fmaf(x[e], x[e], squares[row_of(e)]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) course.along[r] = squares[r] = quad_sum(squares[r]);  // for what the row says
+    const bool low = this->any(needs_low_part(squares, solve));
+    SolveMemory::store_course(this->row_state(), course, lane);
     Pair<float> one;
     make_output_direction<kDim>(direction, x, mean, shared.spare_operand(warpgroup), low, lane, head, solve.loose, d,
                                 one);
@@ -329,15 +487,15 @@ struct ForwardConsumer : Solver<Config> {
                        shared.spare_operand(warpgroup));
     if (params.saved.x != nullptr) save_vectors(b.block, b.copy_index, head, solve, lane);
     if (lane.column != 0) return;
-    Pair<float> balance, steps;
-    SolveMemory::fetch_note(balance, this->row_state(), lane);
-    SolveMemory::fetch_steps(steps, this->row_state(), lane);
+    Course course;
+    SolveMemory::fetch_course(course, this->row_state(), lane);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (!own_rows.exists[r]) continue;
       const int64_t index = row_index(params, b.block, own_rows.row[r]);
       if (params.info.iterations != nullptr) params.info.iterations[index] = solve.iterations[r];
-      const float told = told_residual(solve, r, balance[r], steps[r], head.key_norm);
+      const float told =
+          told_residual(solve, r, course.note[r], course.steps[r], course.size[r], course.along[r], head.key_norm);
       if (params.info.residual != nullptr) params.info.residual[index] = told;
       if (params.info.status != nullptr) params.info.status[index] = this->told_status(solve, r, told);
     }

@@ -43,27 +43,29 @@ struct Solver : Passes<Config> {
     return decide(active);
   }
   __device__ __forceinline__ bool decide(bool active) {
-    const bool more = uniform(named_any(kWarpgroupBarrier + warpgroup, kWarpgroupThreads, active));
+    const bool more = any(active);
+    tell(more);
+    return more;
+  }
+  // Of all threads of the warpgroup, which the compiler must know: what it decides has products in it.
+  __device__ __forceinline__ bool any(bool own) const {
+    return uniform(named_any(kWarpgroupBarrier + warpgroup, kWarpgroupThreads, own)) != 0;
+  }
+  __device__ __forceinline__ void tell(bool more) {
     if (threadIdx.x % kWarpgroupThreads == 0) feed.more[decisions & 1] = more;
     feed.decided.arrive_for_warpgroup();
     ++decisions;
-    return more;
   }
 
   __device__ __forceinline__ StepLimits step_limits() const {
     const bool few = tiles().few_keys;
-    return {few ? params.few_keys_tolerance_squared : params.tolerance_squared,
-            few ? params.few_keys_iterations : 0,
-            params.max_iterations,
-            params.info.residual != nullptr || params.info.status != nullptr,
-            params.share_squared,
-            params.least_squared};
+    return {few ? params.few_keys_tolerance_squared : params.tolerance_squared, few ? params.few_keys_iterations : 0,
+            params.max_iterations, params.share_squared, params.least_squared};
   }
 
   // A pass over the keys and one step of conjugate gradients.
-  template <bool kShare>
-  __device__ __forceinline__ StepEnd iterate(DirectionWords& direction, Direction& d, int live, bool two_parts,
-                                             const StepCheck* check) {
+  template <bool kBackward>
+  __device__ __forceinline__ bool iterate(DirectionWords& direction, Direction& d, int live, bool two_parts) {
     const Lane lane = Base::own_lane();
     Vector acc;
     Pair<float> sums;
@@ -74,8 +76,8 @@ struct Solver : Passes<Config> {
     });
     const Vectors at{shared.residual[warpgroup], section(WorkspaceLayout::kX), section(WorkspaceLayout::kRidge),
                      params.ridge.per_dim};
-    return step<kDim, kShare>(inputs, acc, sums, direction, d, at, lane, tiles().head.key_norm, step_limits(), check,
-                              two_parts);
+    return step<kDim, kBackward>(inputs, acc, sums, direction, d, at, lane, tiles().head.key_norm, step_limits(),
+                                 two_parts);
   }
 
   // Queries into shared memory.
@@ -103,24 +105,11 @@ struct Solver : Passes<Config> {
 
   __device__ __forceinline__ bool few_keys() const { return uniform(tiles().few_keys) != 0; }
 
-  // Passes with U in two parts where a step is larger than its solution: later ones are small beside it.
-  static constexpr int kTwoPartPasses = kDim / 4;
-
-  // `two_part_passes`: passes, from the first, with U in two parts; `checked`: the first steps may ask for it. Returns
-  // whether the output pass, too, needs U in two parts.
+  // Conjugate gradients until no row goes on, which the producer is not told. `two_part_passes`: passes, from the
+  // first, with U in two parts.
   template <bool kBackward>
-  __device__ __forceinline__ bool solve(DirectionWords& direction, Direction& d, int live, bool more,
-                                        int two_part_passes, bool checked) {
-    for (int pass = 0; more; ++pass) {
-      const bool two_parts = pass < two_part_passes;
-      const StepCheck check{two_parts ? INFINITY : StepCheck::most_of(pass), kWarpgroupBarrier + warpgroup};
-      const StepEnd end = iterate<kBackward>(direction, d, live, two_parts,
-                                             !kBackward && checked && pass < StepCheck::kPasses ? &check : nullptr);
-      // The same in all threads, which the compiler must know: what it decides has products in it.
-      if (!kBackward && uniform(end == StepEnd::repeat)) two_part_passes = pass + 1 + kTwoPartPasses;
-      more = decide(end != StepEnd::stop);
-    }
-    return two_part_passes > 0;
+  __device__ __forceinline__ void solve(DirectionWords& direction, Direction& d, int live, int two_part_passes) {
+    for (int pass = 0; any(iterate<kBackward>(direction, d, live, pass < two_part_passes)); ++pass) tell(true);
   }
 
   __device__ __forceinline__ int told_status(const Solve& solve, int row, float told) const {

@@ -1,9 +1,9 @@
 // The forward over keys that do not lie in one dense tensor: which sequences it takes, which of their keys it copies,
 // and where to. Plain functions for host and device: the tests run them on the CPU.
 //
-// Copies of a sequence begin at a multiple of kPrepassRows, so that every chunk of the pre-pass belongs to one sequence,
-// and scales and statistics are a sequence's own: its bits do not depend on the others. Only keys that some row sees
-// are copied. Masks are aligned to the end of the keys, so that leaving out the first ones changes none.
+// Copies of a sequence begin at a multiple of kPrepassRows, so that every chunk of the pre-pass belongs to one
+// sequence, and scales and statistics are a sequence's own: its bits do not depend on the others. Only keys that some
+// row sees are copied. Masks are aligned to the end of the keys, so that leaving out the first ones changes none.
 #pragma once
 
 #include "core/problem.hpp"
