@@ -85,7 +85,7 @@ TEST(PortableHost, WorkspaceSections) {
         expect(l.mean_k, rows * p.dim * element, true);
         expect(l.mean_v, rows * p.value_dim * element, true);
         expect(l.x, rows * p.dim * element, !backward);
-        expect(l.rest, rows * p.dim * element, solves);
+        expect(l.residual, rows * p.dim * element, solves);
         expect(l.kind, rows * 4, true);
         expect(l.y, rows * p.dim * element, backward && solves);
         expect(l.mean_e, rows * element, backward);
