@@ -217,8 +217,9 @@ void add_values(DecodeUnit<T>& unit, int64_t span, const TileSource& tile, const
   }
 }
 
-// A pass over a span's keys and values: of each tile the keys' products with the vectors, then what `coefficients(tile)`
-// makes of them for the rows named by `which`, then the sums of the values. Without `check` no key is bad.
+// A pass over a span's keys and values: of each tile the keys' products with the vectors, then what
+// `coefficients(tile)` makes of them for the rows named by `which`, then the sums of the values. Without `check` no key
+// is bad.
 template <class T, class Coefficients>
 HWY_INLINE void pass_over_span(DecodeUnit<T>& unit, int64_t span, const DecodeWorker<T>& worker,
                                const DecodeSizes& size, const T* const* vectors, int64_t vector_count, bool check,

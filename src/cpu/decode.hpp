@@ -91,9 +91,9 @@ struct DecodeSizes {
   int64_t key_stride, value_stride, entries;  // of a tile's rows; of a packed triangle
 };
 
-// The steps of a unit on this machine, each over what the step before left. Solved rows: statistics of every span, merge
-// of every piece, solve of every row, then apply to every span and output until no row is solving. Rows with x given:
-// statistics and output.
+// The steps of a unit on this machine, each over what the step before left. Solved rows: statistics of every span,
+// merge of every piece, solve of every row, then apply to every span and output until no row is solving. Rows with x
+// given: statistics and output.
 constexpr int64_t kDecodePieces = 8;
 template <class T>
 struct DecodeSteps {
