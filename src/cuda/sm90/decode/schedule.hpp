@@ -104,9 +104,9 @@ constexpr RowShare row_share(const Shape& p, int32_t before, int32_t rows) {
   return {begin, end - begin};
 }
 
-// Blocks that get a share, each at least one granule: a row's parts are then those of consecutive blocks. Where rows are
-// equally long, a count that divides theirs, or a multiple of it, spares blocks the end of one row and the beginning of
-// the next. A unit costs as much as some hundred keys: worth four granules more for every block.
+// Blocks that get a share, each at least one granule: a row's parts are then those of consecutive blocks. Where rows
+// are equally long, a count that divides theirs, or a multiple of it, spares blocks the end of one row and the
+// beginning of the next. A unit costs as much as some hundred keys: worth four granules more for every block.
 constexpr int working_blocks(int64_t granules, int64_t rows, int blocks) {
   if (granules < blocks) return static_cast<int>(granules);
   if (rows == 0) return blocks;
