@@ -54,7 +54,7 @@ std::vector<TrainedHead> read_heads(const fs::path& path) {
   std::vector<TrainedHead> list;
   for (auto& [name, parts] : fs::is_directory(path) ? read_folder(path) : read_cases(path)) {
     const Part& q = parts["q"];
-    const auto shaped = [&](const char* part) {
+    const auto shaped = [&q, &parts = parts](const char* part) {
       return parts[part].rows == q.rows && parts[part].columns == q.columns;
     };
     const bool whole = q.rows > 0 && shaped("k") && shaped("v") && parts["ridge"].values.size() == size_t(q.rows) &&

@@ -23,7 +23,8 @@ void normalize(std::vector<double>& rows, size_t dim, double rms) {
 // Means of +-2 by channel, then a rotation of each pair of channels by the row's position (from `first` on).
 void rotate(std::vector<double>& rows, const Channels& random, size_t dim, double first) {
   for (size_t at = 0; at < rows.size(); at += dim) {
-    const double position = first + static_cast<double>(at / dim);
+    const size_t row = at / dim;
+    const double position = first + static_cast<double>(row);
     for (size_t c = 0; c < dim; ++c) rows[at + c] += random[c] < 0 ? -2 : 2;
     for (size_t c = 0; c + 1 < dim; c += 2) {
       const double angle = position * std::pow(10000.0, -static_cast<double>(c) / static_cast<double>(dim));
