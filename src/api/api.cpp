@@ -22,6 +22,7 @@ struct Forward {
   static constexpr const char* kInit = "lla_forward_args_init";
   using Args = lla_forward_args;
   using Call = ForwardCall;
+  // NOLINTNEXTLINE(clang-analyzer-core.NullDereference): a plan that was made has its implementation
   static Status run(const Call& call, const Plan& plan) { return plan.implementation->forward(call, plan); }
   static Status outputs(const Args& args, Call& call) { return validate_outputs(args, call); }
   // Forward writes per query only.
@@ -32,6 +33,7 @@ struct Backward {
   static constexpr const char* kInit = "lla_backward_args_init";
   using Args = lla_backward_args;
   using Call = BackwardCall;
+  // NOLINTNEXTLINE(clang-analyzer-core.NullDereference): a plan that was made has its implementation
   static Status run(const Call& call, const Plan& plan) { return plan.implementation->backward(call, plan); }
   static Status outputs(const Args&, Call&) { return {}; }  // only the workspace comes on demand
   // Without queries the gradients of keys, values and a shared ridge are still written: zeros.

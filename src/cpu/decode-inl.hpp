@@ -217,6 +217,32 @@ void add_values(DecodeUnit<T>& unit, int64_t span, const TileSource& tile, const
   }
 }
 
+// A pass over a span's keys and values: of each tile the keys' products with the vectors, then what
+// `coefficients(tile)` makes of them for the rows named by `which`, then the sums of the values. Without `check` no key
+// is bad.
+template <class T, class Coefficients>
+HWY_INLINE void pass_over_span(DecodeUnit<T>& unit, int64_t span, const DecodeWorker<T>& worker,
+                               const DecodeSizes& size, const T* const* vectors, int64_t vector_count, bool check,
+                               const int64_t* which, int64_t rows, const Coefficients& coefficients) {
+  const core::Problem& p = unit.call->problem;
+  const T* const shift = unit.shifted ? unit.shift : nullptr;
+  TilePair keys(unit.call->k, p.dim), values(unit.call->v, p.value_dim);
+  const int64_t first = unit.base + span * unit.span_keys, last = std::min(first + unit.span_keys, unit.end);
+  for (int64_t at = first; at < last; at += kDecodeTile) {
+    const TileSource tile = tile_at(unit, at, span);
+    uint8_t bad[kDecodeTile] = {};
+    keys.move_to(tile);
+    values.move_to(tile);
+    const auto load_tile = [&](auto kCheck) HWY_ATTR {
+      return load_keys<kCheck()>(tile, keys.now(), values.soon(), p, size.key_stride, shift, vectors, vector_count,
+                                 worker.keys, worker.dots, bad);
+    };
+    const bool bad_keys = check ? load_tile(std::true_type()) : load_tile(std::false_type());
+    coefficients(tile);
+    add_values(unit, span, tile, values.now(), keys.soon(), size, worker, which, rows, bad, bad_keys);
+  }
+}
+
 // With x given: everything from one pass over keys and values.
 template <class T>
 void steered_sums_of_span(DecodeUnit<T>& unit, int64_t span, const DecodeWorker<T>& worker) {
@@ -231,16 +257,7 @@ void steered_sums_of_span(DecodeUnit<T>& unit, int64_t span, const DecodeWorker<
     vectors[rows + i] = unit.row[i].vector;
     clear_sums<T>(unit.sums[span * kDecodeRows + i], size, false);
   }
-  const T* const shift = unit.shifted ? unit.shift : nullptr;
-  TilePair keys(unit.call->k, p.dim), values(unit.call->v, p.value_dim);
-  const int64_t first = unit.base + span * unit.span_keys, last = std::min(first + unit.span_keys, unit.end);
-  for (int64_t at = first; at < last; at += kDecodeTile) {
-    const TileSource tile = tile_at(unit, at, span);
-    uint8_t bad[kDecodeTile] = {};
-    keys.move_to(tile);
-    values.move_to(tile);
-    const bool bad_keys = load_keys<true>(tile, keys.now(), values.soon(), p, size.key_stride, shift, vectors, 2 * rows,
-                                          worker.keys, worker.dots, bad);
+  const auto coefficients = [&](const TileSource& tile) HWY_ATTR {
     for (int64_t i = 0; i < rows; ++i) {
       SpanSums& sums = unit.sums[span * kDecodeRows + i];
       T* const dots = worker.dots + i * kDecodeTile;
@@ -251,17 +268,17 @@ void steered_sums_of_span(DecodeUnit<T>& unit, int64_t span, const DecodeWorker<
       }
       HWY_ALIGN T roots[kDecodeTile];
       find_roots(dots, std::isfinite(sums.max) ? sums.max : 0.0, roots, sums);
-      T coefficients = 0;
+      T total = 0;
       T* const w = worker.coefficients + 2 * i * kDecodeTile;
       for (int64_t j = 0; j < tile.count; ++j) {
         w[j] = roots[j] * roots[j];
         w[kDecodeTile + j] = w[j] * e[j];
-        coefficients += w[kDecodeTile + j];
+        total += w[kDecodeTile + j];
       }
-      sums.coefficients += static_cast<double>(coefficients);
+      sums.coefficients += static_cast<double>(total);
     }
-    add_values(unit, span, tile, values.now(), keys.soon(), size, worker, which, rows, bad, bad_keys);
-  }
+  };
+  pass_over_span(unit, span, worker, size, vectors, 2 * rows, true, which, rows, coefficients);
 }
 
 // Tries each solving row's x on a span: sums of w E (k - c), w v and w E v. A row in double is not tried but believed:
@@ -284,24 +301,11 @@ void apply_to_span(DecodeUnit<T>& unit, int64_t span, const DecodeWorker<T>& wor
     vectors[rows++] = unit.row[i].vector;
   }
   if (rows == 0) return;
-  const bool bad_keys = unit.sums[span * kDecodeRows].bad_keys;
-  const T* const shift = unit.shifted ? unit.shift : nullptr;
-  TilePair keys(unit.call->k, p.dim), values(unit.call->v, p.value_dim);
-  const int64_t first = unit.base + span * unit.span_keys, last = std::min(first + unit.span_keys, unit.end);
-  for (int64_t at = first; at < last; at += kDecodeTile) {
-    const TileSource tile = tile_at(unit, at, span);
-    uint8_t bad[kDecodeTile] = {};
-    keys.move_to(tile);
-    values.move_to(tile);
-    const auto load_tile = [&](auto kCheck) HWY_ATTR {
-      load_keys<kCheck()>(tile, keys.now(), values.soon(), p, size.key_stride, shift, vectors, rows, worker.keys,
-                          worker.dots, bad);
-    };
-    bad_keys ? load_tile(std::true_type()) : load_tile(std::false_type());
+  const auto coefficients = [&](const TileSource& tile) HWY_ATTR {
     for (int64_t n = 0; n < rows; ++n) {
       const DecodeRow<T>& row = unit.row[which[n]];
       SpanSums& sums = unit.sums[span * kDecodeRows + which[n]];
-      const T* const logits = row.logits + (at - unit.base);
+      const T* const logits = row.logits + (tile.first - unit.base);
       const T* const e = worker.dots + n * kDecodeTile;
       T *const w = worker.coefficients + 2 * n * kDecodeTile, *const u = w + kDecodeTile;
       const auto max = splat(static_cast<T>(row.max)), centre = splat(static_cast<T>(row.centre));
@@ -323,9 +327,9 @@ void apply_to_span(DecodeUnit<T>& unit, int64_t span, const DecodeWorker<T>& wor
         add_to(sums.image, image, size.key_stride);
       }
     }
-    std::fill_n(bad, kDecodeTile, uint8_t{0});  // bad keys were marked by the statistics
-    add_values(unit, span, tile, values.now(), keys.soon(), size, worker, which, rows, bad, false);
-  }
+  };
+  const bool bad_keys = unit.sums[span * kDecodeRows].bad_keys;  // the statistics have marked them
+  pass_over_span(unit, span, worker, size, vectors, rows, bad_keys, which, rows, coefficients);
 }
 
 }  // namespace HWY_NAMESPACE

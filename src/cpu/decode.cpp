@@ -30,7 +30,7 @@ int64_t span_count(int64_t keys) { return (keys + span_keys(keys) - 1) / span_ke
 
 template <class T>
 void take_unit(Arena& arena, const core::Problem& p, DecodeUnit<T>& unit) {
-  const DecodeSizes size = decode_sizes<T>(p.dim, p.value_dim);
+  const DecodeSizes size = decode_steps<T>().sizes(p.dim, p.value_dim);
   const int64_t rows = std::min(kDecodeRows, p.seqlen_q * p.group()), keys = most_keys(p);
   const int64_t spans = span_count(keys);
   const bool solved = !p.given_x();
@@ -62,7 +62,7 @@ void take_unit(Arena& arena, const core::Problem& p, DecodeUnit<T>& unit) {
 
 template <class T>
 void take_worker(Arena& arena, const core::Problem& p, DecodeWorker<T>& worker) {
-  const DecodeSizes size = decode_sizes<T>(p.dim, p.value_dim);
+  const DecodeSizes size = decode_steps<T>().sizes(p.dim, p.value_dim);
   for (T** array : {&worker.keys, &worker.scaled}) *array = arena.take<T>(kDecodeTile * size.key_stride);
   worker.values = arena.take<T>(kDecodeTile * size.value_stride);
   worker.coefficients = arena.take<T>(kDecodeTile * 2 * kDecodeRows);
@@ -136,7 +136,7 @@ core::KeyRange keys_of(const core::Problem& p, const core::Sequence& s, const De
 template <class T>
 bool read_inputs(const core::ForwardCall& call, const DecodeUnit<T>& unit, DecodeRow<T>& row) {
   const core::Problem& p = call.problem;
-  const int64_t stride = decode_sizes<T>(p.dim, p.value_dim).key_stride;
+  const int64_t stride = decode_steps<T>().sizes(p.dim, p.value_dim).key_stride;
   const auto at = [&](const core::Operand& t) { return row_offset(t, unit.sequence.batch, row.position, row.head); };
   std::fill_n(row.query, stride, T{0});
   std::fill_n(row.vector, stride, T{0});
@@ -206,7 +206,7 @@ void prepare(const core::ForwardCall& call, const DecodeJob& job, DecodeUnit<T>&
   unit.end = seen.end;
   unit.span_keys = span_keys(seen.end - seen.begin);
   unit.spans = (seen.end - seen.begin + unit.span_keys - 1) / unit.span_keys;
-  std::fill_n(unit.shift, decode_sizes<T>(p.dim, p.value_dim).key_stride, T{0});
+  std::fill_n(unit.shift, decode_steps<T>().sizes(p.dim, p.value_dim).key_stride, T{0});
   unit.shifted = find_shift(call.k, call.cache, unit.sequence, core::visible_keys(p.mask, unit.sequence), unit.kv_head,
                             p.dim, unit.shift);
   bool any = false;
@@ -247,7 +247,7 @@ bool finish(const core::ForwardCall& call, DecodeUnit<T>& unit) {
     DecodeRow<T>& row = unit.row[i];
     double output[kMaxChannels];
     if (row.state == DecodeState::solving) {
-      if (decode_output(unit, i, output)) {
+      if (decode_steps<T>().output(unit, i, output)) {
         write_result(call, unit, row, output);
         continue;
       }
@@ -272,26 +272,25 @@ void run_wave(const core::ForwardCall& call, const DecodeJob* jobs, int64_t coun
       if (item / count < unit.spans) step(unit, item / count, memory.workers[worker]);
     });
   };
-  for_spans([](DecodeUnit<T>& unit, int64_t span, DecodeWorker<T>& worker) { decode_statistics(unit, span, worker); });
+  const DecodeSteps<T> steps = decode_steps<T>();
+  for_spans(steps.statistics);
   bool solving = spans > 0;
   if (!p.given_x()) {
     parallel_for(count * kDecodeRows * kDecodePieces, workers, [&](int64_t item, int) {
       DecodeUnit<T>& unit = memory.units[item / (kDecodeRows * kDecodePieces)];
       const int64_t row = item / kDecodePieces % kDecodeRows;
-      if (row < unit.rows && unit.row[row].state == DecodeState::solving) decode_merge(unit, row, item % kDecodePieces);
+      if (row < unit.rows && unit.row[row].state == DecodeState::solving) steps.merge(unit, row, item % kDecodePieces);
     });
     parallel_for(count * kDecodeRows, workers, [&](int64_t item, int) {
       DecodeUnit<T>& unit = memory.units[item / kDecodeRows];
       const int64_t i = item % kDecodeRows;
       if (i >= unit.rows || unit.row[i].state != DecodeState::solving) return;
-      decode_solve(unit, i);
+      steps.solve(unit, i);
       if (unit.row[i].state == DecodeState::idle) write_result(call, unit, unit.row[i], nullptr);
     });
   }
   while (solving) {
-    if (!p.given_x()) {
-      for_spans([](DecodeUnit<T>& unit, int64_t span, DecodeWorker<T>& worker) { decode_apply(unit, span, worker); });
-    }
+    if (!p.given_x()) for_spans(steps.apply);
     solving = false;
     for (int64_t i = 0; i < count; ++i) solving |= finish(call, memory.units[i]);
   }

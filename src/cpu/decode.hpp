@@ -90,23 +90,22 @@ struct DecodeWorker {
 struct DecodeSizes {
   int64_t key_stride, value_stride, entries;  // of a tile's rows; of a packed triangle
 };
-template <class T>
-DecodeSizes decode_sizes(int64_t dim, int64_t value_dim);
 
-// The steps of a unit, each over what the step before left. Solved rows: statistics of every span, merge of every
-// piece, solve of every row, then apply to every span and output until no row is solving. Rows with x given: statistics
-// and output.
+// The steps of a unit on this machine, each over what the step before left. Solved rows: statistics of every span,
+// merge of every piece, solve of every row, then apply to every span and output until no row is solving. Rows with x
+// given: statistics and output.
 constexpr int64_t kDecodePieces = 8;
 template <class T>
-void decode_statistics(DecodeUnit<T>& unit, int64_t span, const DecodeWorker<T>& worker);
+struct DecodeSteps {
+  DecodeSizes (*sizes)(int64_t dim, int64_t value_dim);
+  void (*statistics)(DecodeUnit<T>& unit, int64_t span, const DecodeWorker<T>& worker);
+  void (*merge)(DecodeUnit<T>& unit, int64_t row, int64_t piece);
+  void (*solve)(DecodeUnit<T>& unit, int64_t row);
+  void (*apply)(DecodeUnit<T>& unit, int64_t span, const DecodeWorker<T>& worker);
+  // Whether the row's output could be written; it is still solving, or idle, or has failed otherwise.
+  bool (*output)(DecodeUnit<T>& unit, int64_t row, double* output);
+};
 template <class T>
-void decode_merge(DecodeUnit<T>& unit, int64_t row, int64_t piece);
-template <class T>
-void decode_solve(DecodeUnit<T>& unit, int64_t row);
-template <class T>
-void decode_apply(DecodeUnit<T>& unit, int64_t span, const DecodeWorker<T>& worker);
-// Whether the row's output could be written; it is still solving, or idle, or has failed otherwise.
-template <class T>
-bool decode_output(DecodeUnit<T>& unit, int64_t row, double* output);
+DecodeSteps<T> decode_steps();
 
 }  // namespace lla::cpu

@@ -75,7 +75,7 @@ std::string Plan::text(const Problem& p, const Machine& m) const {
   std::string out = cat("implementation: ", implementation->name, "\nworkspace: ", workspace_bytes,
                         " bytes\nsolver: ", solver_name, "\nweights: ", cached_weights ? "cached" : "recomputed",
                         "\nblock: ", block_rows, " queries x ", block_keys, " keys\nworkers: ", workers, "\n");
-  for (const auto& [key, value] : implementation->notes(p, m, *this)) out += key + ": " + value + "\n";
+  for (const auto& [key, value] : implementation->notes(p, m, *this)) out += cat(key, ": ", value, "\n");
   return out;
 }
 

@@ -35,21 +35,24 @@ struct Batch {
 };
 
 // What find_start (walk.cuh) does with a warp, one sequence after the other.
-Walk start_of(const Shape& p, int block, int blocks, int64_t& total) {
-  total = 0;
+Walk start_of(Shape p, int block, int wave, int& blocks) {
+  p.wave = wave;
+  int64_t total = 0;
+  bool sharing = false;
   int32_t before = 0, claimed = 0;
   for (int32_t b = 0; b < p.batch; ++b) {
     const Sequence s = sequence_at(p, b, claimed);
+    sharing = sharing || shares_keys(p, s);
     total += int64_t{row_share(p, before, s.rows).count} * s.granules;
     before += s.rows;
     claimed = rows_claimed(p, claimed, b);
   }
   Walk walk{};
   const int64_t live = std::clamp<int64_t>(before - p.first_row, 0, p.row_count);
-  const int working = working_blocks(total, live, blocks);
-  if (block >= working) return walk;
-  int64_t begin = share_begin(total, block, working);
-  walk.left = share_begin(total, block + 1, working) - begin;
+  blocks = blocks_for(p, total, live, sharing);
+  if (block >= blocks) return walk;
+  int64_t begin = share_begin(total, block, blocks);
+  walk.left = share_begin(total, block + 1, blocks) - begin;
   for (int32_t b = 0; b < p.batch; ++b) {
     const Sequence s = sequence_at(p, b, walk.claimed);
     const RowShare share = row_share(p, walk.before, s.rows);
@@ -68,13 +71,13 @@ Walk start_of(const Shape& p, int block, int blocks, int64_t& total) {
   return {};
 }
 
-void expect_every_key_once(const Batch& batch, int blocks) {
+void expect_every_key_once(const Batch& batch, int wave) {
   const Shape& p = batch.shape;
   std::map<int, std::vector<std::pair<int, Unit>>> rows;  // by local row: block, unit
   std::set<int> slots;
+  int blocks = 1;
   for (int block = 0; block < blocks; ++block) {
-    int64_t total = 0;
-    Walk walk = start_of(p, block, blocks, total);
+    Walk walk = start_of(p, block, wave, blocks);
     while (walk.left > 0) {
       const Unit u = take(p, walk);
       EXPECT_TRUE(slots.insert(u.local + block).second) << "slot of row " << u.local << ", block " << block;
@@ -148,8 +151,8 @@ TEST(DecodeSchedule, RowsInSeveralLaunches) {
   for (int first = 0; first < 72; first += 20) {
     batch.shape.first_row = first, batch.shape.row_count = std::min(20, 72 - first);
     for (int block = 0; block < 132; ++block) {
-      int64_t total = 0;
-      Walk walk = start_of(batch.shape, block, 132, total);
+      int blocks = 0;
+      Walk walk = start_of(batch.shape, block, 132, blocks);
       while (walk.left > 0) {
         const Unit u = take(batch.shape, walk);
         EXPECT_GE(u.local, 0);
@@ -183,16 +186,20 @@ TEST(DecodeSchedule, WhateverTheDeviceReads) {
 }
 
 TEST(DecodeSchedule, TheWorkspaceDoesNotGrowWithTheCache) {
-  EXPECT_EQ(Layout(256, 128, false, 132, 1).rows_at_once, 256);
-  EXPECT_LE(Layout(256, 64, true, 132, 1).size, 1 << 20);
+  EXPECT_EQ(Layout(256, 128, false, 132, false).rows_at_once, 256);
+  EXPECT_LE(Layout(256, 64, true, 132, false).size, 1 << 20);
   for (const int dim : {64, 128}) {
     for (const bool given_x : {false, true}) {
       for (const int64_t rows : {1, 8, 200, 1024, 100000}) {
-        for (const int64_t sharing : {1, 4, 32}) {
+        for (const bool sharing : {false, true}) {
           const Layout layout(rows, dim, given_x, 132, sharing);
           EXPECT_LE(layout.size, (int64_t{64} << 20) + (int64_t{3} << 20)) << rows << " rows, " << sharing;
           EXPECT_GE(layout.rows_at_once, 1);
           EXPECT_EQ(layout.blocks % 132, 0);
+          EXPECT_EQ(layout.rows_at_once, Layout(rows, dim, given_x, 132, !sharing).rows_at_once);
+          if (sharing) {
+            EXPECT_GE(layout.blocks, layout.rows_at_once);
+          }
           if (!given_x) {
             EXPECT_LE(layout.blocks, kMostBlocks);
           }
@@ -202,12 +209,26 @@ TEST(DecodeSchedule, TheWorkspaceDoesNotGrowWithTheCache) {
   }
 }
 
+// Rows of a group have blocks of their own, whatever the host's bound of rows was.
+TEST(DecodeSchedule, RowsThatShareKeysRunAtTheSameTime) {
+  const Batch batch(std::vector<int32_t>(8, 4096), std::vector<int32_t>(8, 1), 32, 4);
+  int blocks = 0;
+  std::set<int> rows;
+  for (int block = 0; block < 256; ++block) {
+    Walk walk = start_of(batch.shape, block, 132, blocks);
+    ASSERT_GT(walk.left, 0);
+    rows.insert(take(batch.shape, walk).local);
+    EXPECT_EQ(walk.left, 0);
+  }
+  EXPECT_EQ(blocks, 256);
+  EXPECT_EQ(rows.size(), 256u);
+}
+
 // Equally long rows: no block has the end of one and the beginning of another.
 TEST(DecodeSchedule, EvenSharesOfEqualRows) {
   const auto units_of = [](const Batch& batch, int block) {
-    int64_t total = 0;
-    int units = 0;
-    for (Walk walk = start_of(batch.shape, block, 132, total); walk.left > 0; ++units) (void)take(batch.shape, walk);
+    int units = 0, blocks = 0;
+    for (Walk walk = start_of(batch.shape, block, 132, blocks); walk.left > 0; ++units) (void)take(batch.shape, walk);
     return units;
   };
   const Batch many(std::vector<int32_t>(32, 4096), std::vector<int32_t>(32, 1), 8, 1), one({65536}, {1}, 8, 1);

@@ -1,6 +1,7 @@
 // The Hopper planner, asked about an H200 from any machine.
 #include <gtest/gtest.h>
 
+#include "cuda/sm90/decode/decode.hpp"
 #include "cuda/sm90/given_x/config.hpp"
 #include "cuda/sm90/plan.hpp"
 #include "cuda/sm90/sm90.hpp"
@@ -150,6 +151,7 @@ TEST(Sm90Plan, PartsOfACacheCall) {
   EXPECT_EQ(most_forward_sequences(p), (31 + 512) / 33) << "no more can have so many rows";
   EXPECT_EQ(most_own_keys(p), (31 + 512) / 33 * 16384);
   EXPECT_EQ(most_decoded_rows(p), (31 + 512) * 8);
+  EXPECT_EQ(decode::rows_sharing_keys(p), 512) << "a bound";
   p.solver = Solver::cg;
   EXPECT_NE(refuse(p, kH200).find("directly"), std::string::npos);
   p.solver = Solver::direct;

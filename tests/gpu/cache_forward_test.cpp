@@ -39,9 +39,9 @@ class GpuCacheForward : public OnGpu {
       if (spec.sequences[b].rows == 0) continue;
       const Forward want = gpu_oracle_forward(spec.sequence(b), inputs[b]);
       ASSERT_EQ(want.status, LLA_OK) << want.message;
-      EXPECT_LE(relative_error(got.o[b], want.o), 3e-3)
-          << "sequence " << b << " of " << spec.text() << ", " << data::name(kind) << ", ridge " << ridge;
       const bool many = spec.sequences[b].rows * spec.heads_q / spec.heads_kv > 32;
+      EXPECT_LE(relative_error(got.o[b], want.o), many ? accuracy_gates(DType::bf16, ridge).output : 2.5e-3)
+          << "sequence " << b << " of " << spec.text() << ", " << data::name(kind) << ", ridge " << ridge;
       if (!many) {
         for (const int status : got.row_status[b]) EXPECT_EQ(status, LLA_ROW_OK) << "sequence " << b;
         continue;
@@ -180,15 +180,19 @@ TEST_P(GpuCacheForward, NeighboursKeepTheirBits) {
 // The same where decode has so few rows that it puts them together in another way.
 TEST_P(GpuCacheForward, FewDecodersKeepTheirBits) {
   for (const int64_t dim : {64, 128}) {
-    const CacheSpec alone = mixed(dim, {{1, 5000}, {1, 300}, {2, 900}});
-    CacheSpec together = alone;
-    together.sequences.push_back({300, 1300});
-    if (!takes_cache(implementation(), together)) GTEST_SKIP() << lla_last_error();
-    std::vector<Inputs> inputs = make_cache_inputs(together, data::Kind::cluster, 0.1, 5);
-    const CacheForward all = run_cache(together, inputs, implementation());
-    inputs.pop_back();
-    const CacheForward few = run_cache(alone, inputs, implementation());
-    for (size_t b = 0; b < 3; ++b) EXPECT_TRUE(identical(few.o[b], all.o[b])) << "decoder " << b << ", D " << dim;
+    for (const int64_t group : {1, 8}) {
+      CacheSpec alone = mixed(dim, {{1, 5000}, {1, 300}, {1, 900}});
+      alone.heads_q = 2 * group;
+      CacheSpec together = alone;
+      together.sequences.push_back({300, 1300});
+      if (!takes_cache(implementation(), together)) GTEST_SKIP() << lla_last_error();
+      std::vector<Inputs> inputs = make_cache_inputs(together, data::Kind::cluster, 0.1, 5);
+      const CacheForward all = run_cache(together, inputs, implementation());
+      inputs.pop_back();
+      const CacheForward few = run_cache(alone, inputs, implementation());
+      for (size_t b = 0; b < 3; ++b)
+        EXPECT_TRUE(identical(few.o[b], all.o[b])) << "decoder " << b << ", D " << dim << ", group " << group;
+    }
   }
 }
 
@@ -202,6 +206,19 @@ TEST_P(GpuCacheForward, WhatBreaksABoundHarmsNobodyElse) {
     expect_invalid(spec, 3, [](lla_forward_args& a) { write_int(a.page_table, 3 * a.page_table.size[1], 1 << 30); });
     expect_invalid(spec, 0, [](lla_forward_args& a) { write_int(a.seqlens_k, 0, -3); });
     expect_invalid(spec, 2, [](lla_forward_args& a) { write_int(a.seqlens_k, 2, 701); });
+    if (HasFailure() || IsSkipped()) return;
+  }
+}
+
+// Pages that some rows of a decoder see and others do not: the last, of keys 304 and 305, which the first two of four
+// queries do not see, and with a window of 288 keys the first, whose last key is the first query's first.
+TEST_P(GpuCacheForward, APageThatIsMissingIsTheWholeSequences) {
+  for (const RidgeShape ridge : {RidgeShape::token, RidgeShape::none}) {
+    CacheSpec spec = mixed(64, {{4, 100}, {4, 306}, {1, 150}}, 16);
+    spec.ridge = ridge;
+    expect_invalid(spec, 1, [](lla_forward_args& a) { write_int(a.page_table, a.page_table.size[1] + 19, -1); });
+    spec.options.window_left = 287;
+    expect_invalid(spec, 1, [](lla_forward_args& a) { write_int(a.page_table, a.page_table.size[1], 1 << 30); });
     if (HasFailure() || IsSkipped()) return;
   }
 }

@@ -59,8 +59,7 @@ struct Converter {
     return (start ^ (32 * (i % 4))) + (part + i / 4) * C::kPartBytes;
   }
 
-  // The roots' part: of each key a row of eight, the first of which counts; and what its value is to be multiplied by.
-  // Lanes 0 to 15 write a key each.
+  // The roots' part: of each key a row of eight, the first of which counts. Lanes 0 to 15 write a key each.
   __device__ __forceinline__ void store_roots(const uint32_t (&roots)[2]) const {
     const int j = lane / 4;  // of this thread's four keys
     const uint32_t pair = j / 2 == 0 ? roots[0] : roots[1];
@@ -69,30 +68,37 @@ struct Converter {
     if (j < 4) {
       *reinterpret_cast<uint4*>(s.stage[warpgroup] + C::kRootPart * C::kPartBytes + row * 128 + (row & 7) * 16) =
           make_uint4(root, 0, 0, 0);
-      s.value_root[warpgroup][row] = half_pair(root).x * value_scale;
     }
   }
 
-  // Half logits of this thread's four keys of those in `seen`. The tensor cores make them of the keys as they came:
-  // products are exact, sums in fp32.
-  __device__ __forceinline__ void logits(float (&logit)[4], const unsigned char* rows, uint32_t seen) const {
-    float sum[2][2][4] = {};  // of even and odd chunks of 16 columns; keys 0 to 7, 8 to 15
-    const uint32_t from = raw_start(rows);
-    const uint4* const query = reinterpret_cast<const uint4*>(&s.query[lane % 4 * (C::kDim / 4)]);
+  // Half logits of this thread's four keys of those in `seen`. With kKeep the scaled, centred keys as fp16 pairs.
+  template <bool kKeep>
+  __device__ __forceinline__ void logits(float (&logit)[4], uint32_t (&pairs)[2 * C::kChunks],
+                                         const unsigned char* rows, uint32_t seen) const {
 #pragma unroll
-    for (int i = 0; i < C::kChunks / 2; i += 2) {
-      const uint4 q = query[i / 2];
-      uint32_t k[2][4];
-      load_rows(k[0], raw_at(from, i));
-      load_rows(k[1], raw_at(from, i + 1));
-      add_row_product<C::kBf16>(sum[0][0], q.x, q.y, k[0][0], k[0][2]);
-      add_row_product<C::kBf16>(sum[0][1], q.x, q.y, k[0][1], k[0][3]);
-      add_row_product<C::kBf16>(sum[1][0], q.z, q.w, k[1][0], k[1][2]);
-      add_row_product<C::kBf16>(sum[1][1], q.z, q.w, k[1][1], k[1][3]);
+    for (int j = 0; j < 4; ++j) logit[j] = 0;
+    const uint32_t from = raw_start(rows);
+#pragma unroll
+    for (int i = 0; i < C::kChunks / 2; ++i) {
+      uint32_t raw[4];
+      load_transposed(raw, raw_at(from, i));
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const float2 qc = s.query_centre[8 * (2 * i + c) + lane / 4];
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const float2 k = widen_pair<C::kBf16>(raw[2 * c + h]);
+          logit[2 * h] = fmaf(qc.x, k.x, logit[2 * h]);
+          logit[2 * h + 1] = fmaf(qc.x, k.y, logit[2 * h + 1]);
+          if constexpr (kKeep) {
+            pairs[4 * i + 2 * c + h] = to_half_pair(fmaf(k.x, key_scale, -qc.y), fmaf(k.y, key_scale, -qc.y));
+          }
+        }
+      }
     }
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      logit[j] = (sum[0][j / 2][j % 2] + sum[1][j / 2][j % 2]) * p.half_scale;
+      logit[j] = column_sum(logit[j]);
       if (!(seen >> key_at(j) & 1)) logit[j] = -INFINITY;
     }
   }
@@ -125,14 +131,14 @@ struct Converter {
     return empty;
   }
 
-  // One tile's sixteen keys of this warp into the stage; the values stay where they are until the products are made.
-  // `parity`: of the stage's becoming empty.
+  // One tile's sixteen keys of this warp into the stage. `parity`: of the stage's becoming empty.
   template <bool kApart>
   __device__ __forceinline__ void tile(const RawTile& raw, uint32_t seen, uint32_t parity, int flags, int partial) {
+    uint32_t pairs[2 * C::kChunks];
     float logit[4];
 #pragma unroll 1
     for (;;) {
-      logits(logit, raw.keys, seen);
+      logits<true>(logit, pairs, raw.keys, seen);
       // Rarely is anything to be done about the largest: a vote costs less than finding it.
       const float own = fmaxf(fmaxf(logit[0], logit[1]), fmaxf(logit[2], logit[3]));
       if (kApart && __any_sync(0xffffffffu, own > heaviest)) {
@@ -146,38 +152,49 @@ struct Converter {
       }
       break;
     }
-    const uint32_t staged = staged_address(), from = raw_start(raw.keys);
-    constexpr int kAhead = 4;  // loads on their way
-    uint32_t keys[kAhead][4];
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) load_transposed(keys[i], raw_at(from, i));
+    float r[4];
     uint32_t roots[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       roots[h] = to_half_pair(exp2_fast(logit[2 * h] - static_cast<float>(max) + kRootExponent),
                               exp2_fast(logit[2 * h + 1] - static_cast<float>(max) + kRootExponent));
       const float2 rounded = half_pair(roots[h]);
+      r[2 * h] = rounded.x, r[2 * h + 1] = rounded.y;
       omega = fmaf(rounded.x, rounded.x, fmaf(rounded.y, rounded.y, omega));
     }
+    // Values are on their way while keys are multiplied, and the second half of them while the first is.
+    constexpr int kHalf = C::kChunks / 4;
+    const uint32_t staged = staged_address(), values = raw_start(raw.values);
+    uint32_t early[kHalf][4], late[kHalf][4];
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) load_transposed(early[i], raw_at(values, i));
     s.empty[warpgroup].wait(parity);
 #pragma unroll
     for (int i = 0; i < C::kChunks / 2; ++i) {
-      uint32_t(&now)[4] = keys[i % kAhead];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) pairs[4 * i + e] = multiply_half_pairs(pairs[4 * i + e], roots[e % 2]);
+      store_transposed(staged_at(staged, 0, i), pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]);
+    }
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) load_transposed(late[i], raw_at(values, kHalf + i));
+    store_roots(roots);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) r[j] *= value_scale;
+    const auto store_values = [&](uint32_t(&v)[4], int i) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float centre = s.scaled_centre[8 * (2 * i + e / 2) + lane / 4];
-        const float2 k = widen_pair<C::kBf16>(now[e]);
-        const uint32_t centred = to_half_pair(fmaf(k.x, key_scale, -centre), fmaf(k.y, key_scale, -centre));
-        now[e] = multiply_half_pairs(centred, roots[e % 2]);
+        const float2 wide = widen_pair<C::kBf16>(v[e]);
+        v[e] = to_half_pair(wide.x * r[2 * (e % 2)], wide.y * r[2 * (e % 2) + 1]);
       }
-      store_transposed(staged_at(staged, 0, i), now[0], now[1], now[2], now[3]);
-      if (i + kAhead < C::kChunks / 2) load_transposed(now, raw_at(from, i + kAhead));
-    }
-    store_roots(roots);
+      store_transposed(staged_at(staged, C::kValuePart, i), v[0], v[1], v[2], v[3]);
+    };
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) store_values(early[i], i);
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) store_values(late[i], kHalf + i);
     TileHead& head = s.head[warpgroup];
     if (lane == 0) {
       head.max[warp % 4] = max;
-      head.values[warp % 4] = shared_address(raw.values);
       if (warp % 4 == 0) head.flags = flags, head.partial = partial;
     }
     fence_async_proxy();

@@ -37,6 +37,7 @@ Params params_of(const core::ForwardCall& call) {
   const float half = std::max(static_cast<float>(0.5 * std::abs(p.scale) * std::numbers::log2e), 1e-37f);
   out.half_scale = p.scale < 0 ? -half : half;
   out.most_rows = has_forward_part(p) ? static_cast<int32_t>(kMostDecodedRows) : std::numeric_limits<int32_t>::max();
+  out.decide_by_live_rows = has_forward_part(p);
   return out;
 }
 
@@ -44,13 +45,9 @@ Params params_of(const core::ForwardCall& call) {
 
 Status forward(const core::ForwardCall& call, const core::Plan& plan) {
   const Problem& p = call.problem;
-  Launch launch{params_of(call),
-                most_decoded_rows(p),
-                kernel_dim(p),
-                p.dtype == DType::bf16,
-                plan.workers,
-                call.workspace,
-                static_cast<cudaStream_t>(call.stream)};
+  Launch launch{params_of(call), most_decoded_rows(p), kernel_dim(p),  p.dtype == DType::bf16,
+                plan.workers,    rows_sharing_keys(p), call.workspace, static_cast<cudaStream_t>(call.stream)};
+  launch.p.multiprocessors = plan.workers;
   LLA_RETURN_IF_ERROR(describe_cache(launch.p));
   return decode::launch(launch, p.given_x());
 }

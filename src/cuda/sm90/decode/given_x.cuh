@@ -14,23 +14,22 @@ struct GivenXHead {
   float max, omega, omega_e, centre;  // max in log2 units; omega_e = Σ w (e - centre)
   int32_t invalid;
 };
-template <int kDim_, bool kBf16_>
+template <int kDim_, bool kBf16_, bool kSmallPages_>
 struct GivenXConfig {
   static constexpr int kDim = kDim_;
-  static constexpr bool kBf16 = kBf16_;
+  static constexpr bool kBf16 = kBf16_, kSmallPages = kSmallPages_;
   static constexpr int kChunks = kDim / 8;
   static constexpr int kRawBytes = kWarpKeys * kDim * 2;
-  static constexpr int kKeySlots = kDim == 128 ? 3 : 6, kValueSlots = kKeySlots;
+  static constexpr int kRawSlots = kDim == 128 ? 3 : 6;
 };
 
 template <class C>
 struct GivenXShared {
-  alignas(1024) unsigned char raw_keys[kGivenXWarps][C::kKeySlots][C::kRawBytes];
-  alignas(1024) unsigned char raw_values[kGivenXWarps][C::kValueSlots][C::kRawBytes];
+  alignas(1024) unsigned char raw[kGivenXWarps][C::kRawSlots][2][C::kRawBytes];
   float2 query_x[C::kDim];
   float sums[kGivenXWarps][2 * C::kDim];
   GivenXHead heads[kGivenXWarps];
-  Barrier loaded[kGivenXWarps][C::kKeySlots];
+  Barrier loaded[kGivenXWarps][C::kRawSlots];
 };
 
 template <class C>
@@ -38,21 +37,21 @@ struct GivenXWarp {
   GivenXShared<C>& s;
   const Params& p;
   const Unit& u;
-  Ring<C>& ring;
-  const Source from;
+  Ring<C, GivenXShared<C>>& ring;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   float plain[C::kChunks], with_e[C::kChunks];
   float max = -INFINITY, omega = 0, omega_e = 0, centre = 0;
   bool invalid = false;
 
-  __device__ __forceinline__ GivenXWarp(GivenXShared<C>& shared, const Params& params, const Unit& unit, Ring<C>& own)
-      : s(shared), p(params), u(unit), ring(own), from{unit.batch, unit.head / params.group, unit.row} {
+  __device__ __forceinline__ GivenXWarp(GivenXShared<C>& shared, const Params& params, const Unit& unit,
+                                        Ring<C, GivenXShared<C>>& own)
+      : s(shared), p(params), u(unit), ring(own) {
 #pragma unroll
     for (int i = 0; i < C::kChunks; ++i) plain[i] = with_e[i] = 0;
   }
   __device__ __forceinline__ int first_of(int n) const { return u.start + (n * kGivenXWarps + warp) * kWarpKeys; }
   __device__ __forceinline__ void ask(int n) {
-    if (first_of(n) < u.keys.end) ring.ask(p, from, first_of(n), u.keys, invalid);
+    if (first_of(n) < u.keys.end) ring.ask(p, u, first_of(n), u.keys, invalid);
   }
   __device__ __forceinline__ int key_at(int j) const { return (j / 2) * 8 + (lane % 4) * 2 + j % 2; }
 
@@ -124,15 +123,15 @@ struct GivenXWarp {
   }
 
   __device__ __forceinline__ void stream() {
-    if (u.first) invalid |= others_miss_a_page(p.cache, from, u.sequence, threadIdx.x, kGivenXThreads);
+    if (u.first) invalid |= others_miss_a_page(p.cache, u, threadIdx.x, kGivenXThreads);
 #pragma unroll 1
-    for (int n = 0; n < C::kKeySlots; ++n) ask(n);
+    for (int n = 0; n < C::kRawSlots; ++n) ask(n);
 #pragma unroll 1
     for (int n = 0; first_of(n) < u.keys.end; ++n) {
       const uint32_t seen = seen_of(u.keys, first_of(n));
       tile(ring.take(seen), seen);
       __syncwarp();
-      ask(n + C::kKeySlots);
+      ask(n + C::kRawSlots);
     }
   }
 
@@ -178,15 +177,14 @@ __global__ void __launch_bounds__(kGivenXThreads, 1) given_x_kernel(const __grid
   extern __shared__ __align__(1024) unsigned char memory[];
   GivenXShared<C>& s = *reinterpret_cast<GivenXShared<C>*>(memory);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kGivenXWarps * C::kKeySlots; ++i) s.loaded[0][i].init(1);
+    for (int i = 0; i < kGivenXWarps * C::kRawSlots; ++i) s.loaded[0][i].init(1);
     barrier_init_fence();
   }
   __syncthreads();
   wait_for_last_kernel();
   let_next_kernel_begin();
-  const int warp_index = threadIdx.x / 32;
-  Ring<C> ring{s.raw_keys[warp_index], s.raw_values[warp_index], s.loaded[warp_index]};
-  Walk walk = find_start(p, blockIdx.x, gridDim.x);
+  Ring<C, GivenXShared<C>> ring{s, static_cast<int>(threadIdx.x / 32)};
+  Walk walk = find_start(p, blockIdx.x);
   while (walk.left > 0) {
     const Unit u = take(p, walk);
     const int thread = threadIdx.x;

@@ -15,6 +15,7 @@ struct Launch {
   int dim;  // 64 or 128: of the kernel
   bool bf16;
   int multiprocessors;
+  int64_t sharing;  // rows of a sequence that have the same keys, at most
   void* workspace;
   cudaStream_t stream;
 };

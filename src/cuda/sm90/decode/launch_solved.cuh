@@ -7,23 +7,33 @@
 namespace lla::cuda::sm90::decode {
 
 template <int kDim, bool kBf16, int kCluster>
-Status launch_solve(const Params& p, cudaStream_t stream) {
-  return launch_early_in_clusters(solve_kernel<kDim, kBf16, kCluster>,
-                                  dim3(static_cast<unsigned>(p.row_count * kCluster)), kCluster, kSolveThreads,
-                                  sizeof(SolveShared<kDim>), stream, "launching the decode solver", p);
+Status launch_solve(const Params& p, int32_t rows, cudaStream_t stream) {
+  return launch_early_in_clusters(solve_kernel<kDim, kBf16, kCluster>, dim3(static_cast<unsigned>(rows * kCluster)),
+                                  kCluster, kSolveThreads, sizeof(SolveShared<kDim>), stream,
+                                  "launching the decode solver", p);
 }
 
-template <int kDim, bool kBf16>
-Status launch_solved(const Launch& call) {
-  using C = Config<kDim, kBf16>;
+template <int kDim, bool kBf16, bool kSmallPages>
+Status launch_solved_in(const Launch& call) {
+  using C = Config<kDim, kBf16, kSmallPages>;
   const Layout layout = layout_of(call, false);
   return for_each_share(call, layout, [&](const Params& p) -> Status {
     LLA_RETURN_IF_ERROR(launch_early(stream_kernel<C>, dim3(static_cast<unsigned>(layout.blocks)), C::kThreads,
                                      sizeof(Shared<C>), call.stream, "launching the decode kernel", p));
     // Few rows have many parts each: a cluster puts them together.
-    const bool few = p.row_count * 4 <= call.multiprocessors;
-    return few ? launch_solve<kDim, kBf16, kDim / 16>(p, call.stream) : launch_solve<kDim, kBf16, 1>(p, call.stream);
+    const int32_t few = few_rows(p.multiprocessors);
+    const auto in_clusters = [&](int32_t rows) { return launch_solve<kDim, kBf16, kDim / 16>(p, rows, call.stream); };
+    const auto alone = [&] { return launch_solve<kDim, kBf16, 1>(p, p.row_count, call.stream); };
+    if (!p.decide_by_live_rows) return p.row_count <= few ? in_clusters(p.row_count) : alone();
+    LLA_RETURN_IF_ERROR(in_clusters(std::min(few, p.row_count)));
+    return alone();
   });
+}
+
+template <int kDim, bool kBf16>
+Status launch_solved(const Launch& call) {
+  return small_pages(call.p.cache) ? launch_solved_in<kDim, kBf16, true>(call)
+                                   : launch_solved_in<kDim, kBf16, false>(call);
 }
 
 }  // namespace lla::cuda::sm90::decode

@@ -9,12 +9,6 @@
 
 namespace lla::cuda::sm90::decode {
 
-// Where the rows of a unit are found.
-struct Source {
-  int32_t batch, head;  // key head
-  Keys row;
-};
-
 // Keeps what is made of x beside its use: a few instructions cost less than the registers that would hold them all.
 __device__ __forceinline__ uint32_t opaque(uint32_t x) {
   asm volatile("" : "+r"(x));
@@ -46,7 +40,7 @@ __device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap* map, in
 }
 
 // Page and slot of a key; page -1 where the table is wrong.
-__device__ __forceinline__ int2 page_of(const Cache& cache, const Source& from, int key) {
+__device__ __forceinline__ int2 page_of(const Cache& cache, const Unit& from, int key) {
   if (!cache.table) return {from.batch, key};
   const int page = cache.table[from.batch * cache.table_stride + key / cache.page_size];
   return {page >= 0 && page < cache.pages ? page : -1, key % cache.page_size};
@@ -55,8 +49,8 @@ __device__ __forceinline__ int2 page_of(const Cache& cache, const Source& from, 
 // Whether a page is missing that other rows of the sequence need and this one does not: then it is not usable either.
 // There are few of those, before the row's first key and behind its last. By `threads` threads, each of which says what
 // it has found.
-__device__ __forceinline__ bool others_miss_a_page(const Cache& cache, const Source& from, const Keys& sequence,
-                                                   int thread, int threads) {
+__device__ __forceinline__ bool others_miss_a_page(const Cache& cache, const Unit& from, int thread, int threads) {
+  const Keys sequence = from.sequence;
   bool missing = false;
   if (!cache.table) return missing;
   for (int key = sequence.begin + thread; key < min(from.row.begin, sequence.end); key += threads) {
@@ -74,30 +68,30 @@ __device__ __forceinline__ uint32_t seen_of(const Keys& keys, int first) {
   return (1u << end) - (1u << min(begin, end));
 }
 
-// The copy engine takes some 18 cycles for every request, however small: smaller ones than of so many keys are not for
-// it.
-inline constexpr int kLeastBox = 2;
+// The copy engine takes some 18 cycles for every request, however small: those of fewer keys are not for it.
+inline constexpr int kLeastBox = 4;
+inline bool small_pages(const Cache& cache) { return cache.box < kLeastBox; }
 
 // Sixteen keys and their values as they came.
 struct RawTile {
   unsigned char *keys, *values;
 };
 
-// A warp's ring of slots: it asks for tiles and takes them in the same order.
-template <class C>
+// A warp's ring of slots: it asks for tiles and takes them in the same order. S: what has the slots.
+template <class C, class S>
 struct Ring {
-  unsigned char (*keys)[C::kRawBytes];
-  unsigned char (*values)[C::kRawBytes];
-  Barrier* full;  // of each slot of keys
+  S& s;
+  const int warp;
   uint32_t asked = 0, taken = 0;
 
-  __device__ __forceinline__ Barrier& barrier(uint32_t n) const { return full[n % C::kKeySlots]; }
+  __device__ __forceinline__ Barrier& barrier(uint32_t n) const { return s.loaded[warp][n % C::kRawSlots]; }
   __device__ __forceinline__ RawTile tile(uint32_t n) const {
-    return {keys[n % C::kKeySlots], values[n % C::kValueSlots]};
+    unsigned char* const keys = s.raw[warp][n % C::kRawSlots][0];
+    return {keys, keys + C::kRawBytes};
   }
 
   // Starts the copies of keys [first, first + 16) that `keys` includes.
-  __device__ __forceinline__ void ask(const Params& p, const Source& from, int first, const Keys& keys, bool& invalid) {
+  __device__ __forceinline__ void ask(const Params& p, const Unit& from, int first, const Keys& keys, bool& invalid) {
     const int lane = threadIdx.x % 32;
     const RawTile to = tile(asked);
     Barrier& here = barrier(asked++);
@@ -108,7 +102,7 @@ struct Ring {
       if (lane == 0) here.arrive();
       return;
     }
-    if (cache.box <= kLeastBox) {
+    if constexpr (C::kSmallPages) {
       copy_rows(p, from, first, keys, invalid, to);
       here.arrive_when_copied();
       __syncwarp();
@@ -130,7 +124,7 @@ struct Ring {
         const uint32_t start = shared_address(which == 0 ? to.keys : to.values) + row * 128;
 #pragma unroll
         for (int box = 0; box < C::kDim / 64; ++box) {
-          load_box(start + box * kWarpKeys * 128, which == 0 ? &p.key_map : &p.value_map, 64 * box, from.head, at.y,
+          load_box(start + box * kWarpKeys * 128, which == 0 ? &p.key_map : &p.value_map, 64 * box, from.key_head, at.y,
                    at.x, here);
         }
       }
@@ -151,7 +145,7 @@ struct Ring {
   }
 
   // Sixteen bytes at a time, four threads a row.
-  __device__ __forceinline__ static void copy_rows(const Params& p, const Source& from, int first, const Keys& keys,
+  __device__ __forceinline__ static void copy_rows(const Params& p, const Unit& from, int first, const Keys& keys,
                                                    bool& invalid, const RawTile& to) {
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
@@ -168,7 +162,7 @@ struct Ring {
         const int width = which == 0 ? p.dim : p.value_dim;
         const uint16_t* const base = static_cast<const uint16_t*>(operand.data);
         const int64_t start =
-            max(at.x, 0) * operand.stride[0] + at.y * operand.stride[1] + from.head * operand.stride[2];
+            max(at.x, 0) * operand.stride[0] + at.y * operand.stride[1] + from.key_head * operand.stride[2];
 #pragma unroll
         for (int chunk = lane % 4; chunk < C::kChunks; chunk += 4) {
           const bool there = at.x >= 0 && 8 * chunk < width;
@@ -179,7 +173,7 @@ struct Ring {
     }
   }
 
-  __device__ __forceinline__ static void fill_slowly(const Params& p, const Source& from, int first, const Keys& keys,
+  __device__ __forceinline__ static void fill_slowly(const Params& p, const Unit& from, int first, const Keys& keys,
                                                      bool& invalid, const RawTile& to) {
     const int lane = threadIdx.x % 32;
     const uint32_t seen = seen_of(keys, first);
@@ -195,8 +189,8 @@ struct Ring {
 #pragma unroll 1
         for (int d = lane; d < C::kDim; d += 32) {
           const bool there = at.x >= 0 && d < (which == 0 ? p.dim : p.value_dim);
-          const int64_t element = at.x * operand.stride[0] + at.y * operand.stride[1] + from.head * operand.stride[2] +
-                                  d * operand.stride[3];
+          const int64_t element = at.x * operand.stride[0] + at.y * operand.stride[1] +
+                                  from.key_head * operand.stride[2] + d * operand.stride[3];
           *reinterpret_cast<uint16_t*>((which == 0 ? to.keys : to.values) + raw_offset(row, d / 8) + d % 8 * 2) =
               there ? base[element] : 0;
         }
@@ -214,7 +208,7 @@ struct Ring {
   // The oldest tile asked for, once it is there. Rows that are not in `seen` are zeros.
   __device__ __forceinline__ RawTile take(uint32_t seen) {
     const RawTile here = tile(taken);
-    barrier(taken).wait((taken / C::kKeySlots) & 1);
+    barrier(taken).wait((taken / C::kRawSlots) & 1);
     ++taken;
     if (seen != 0xffffu) clear(here, seen);
     __syncwarp();

@@ -29,6 +29,10 @@ struct Params : Shape {
   core::Operand q, o, ridge, x;
   core::RowOutputs info;
   int32_t dim, value_dim;
+  int32_t multiprocessors;
+  // Beside prompts the host knows no useful bound of the decoded rows. What otherwise follows from it follows from the
+  // rows there are, so that the prompts change no bit of the decoders.
+  bool decide_by_live_rows;
   float half_scale;  // scale log2(e) / 2: logits in units of sqrt(w)
   // workspace
   float* partials;

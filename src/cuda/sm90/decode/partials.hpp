@@ -55,28 +55,22 @@ constexpr int given_x_partial_floats(int dim) { return kGivenXHead + 2 * dim; }
 // Where things lie in the workspace. Independent of the cache's capacity: a partial for every row of a launch and every
 // block. Where there are more rows, they go in several launches.
 //
-// Rows that share their keys run at the same time, each in a block of its own, so that the keys come from memory once
-// and from L2 for the others: there a launch has as many blocks as rows, wave after wave of them. Otherwise a block for
-// each multiprocessor goes along its share of the rows.
+// A launch that may have rows that share keys has a block for every row, wave after wave (blocks_for in schedule.hpp
+// says how many of them work).
 inline constexpr int kMostBlocks = 512;  // of a launch that solves: a row may have a part in each
 struct Layout {
   int32_t rows_at_once = 0;
   int32_t blocks = 0;                            // of a launch
   int64_t records = 0, live_rows = 0, size = 0;  // partials come first
 
-  // `sharing`: rows of a sequence that have the same keys, at most.
-  Layout(int64_t rows, int dim, bool given_x, int multiprocessors, int64_t sharing) {
+  // `sharing`: whether rows may share keys. The rows of a launch do not depend on it, so that it changes no bits.
+  Layout(int64_t rows, int dim, bool given_x, int multiprocessors, bool sharing) {
     const int64_t partial = int64_t{given_x ? given_x_partial_floats(dim) : partial_floats(dim)} * 4;
-    const int64_t partials = kMostBytes / partial;
-    int64_t waves = 1;
-    if (sharing > 1) {
-      const int64_t room = given_x ? partials / 2 : std::min<int64_t>(partials / 2, kMostBlocks);
-      waves = std::max<int64_t>(1, std::min((rows + multiprocessors - 1) / multiprocessors, room / multiprocessors));
-    }
-    blocks = static_cast<int32_t>(waves * multiprocessors);
-    int64_t most = waves > 1 ? blocks : partials - blocks;
-    if (most > multiprocessors) most -= most % multiprocessors;  // whole rows for every block
+    const int64_t room = given_x ? kMostBytes / partial / 2 : std::min<int64_t>(kMostBytes / partial / 2, kMostBlocks);
+    const int64_t most = std::max<int64_t>(1, room / multiprocessors) * multiprocessors;
     rows_at_once = static_cast<int32_t>(std::max<int64_t>(1, std::min(rows, most)));
+    const int32_t waves = sharing ? (rows_at_once + multiprocessors - 1) / multiprocessors : 1;
+    blocks = waves * multiprocessors;
     records = (partial * (int64_t{rows_at_once} + blocks) + 255) / 256 * 256;
     live_rows = records + int64_t{rows_at_once} * int64_t{sizeof(RowRecord)};
     size = live_rows + 16;

@@ -12,16 +12,16 @@ namespace {
 using core::cat;
 using core::Problem;
 
-// Beside prompts the host knows no bound of a decoder's queries: rows are then taken to share keys by their group only,
-// as they do in the same call without the prompts.
 Layout layout_of(const Problem& p, int multiprocessors) {
-  const int64_t sharing = has_forward_part(p) ? p.group() : p.seqlen_q * p.group();
-  return {most_decoded_rows(p), kernel_dim(p), p.given_x(), multiprocessors, sharing};
+  return {most_decoded_rows(p), kernel_dim(p), p.given_x(), multiprocessors, rows_sharing_keys(p) > 1};
 }
 
 }  // namespace
 
 int kernel_dim(const Problem& p) { return std::max(p.dim, p.value_dim) <= 64 ? 64 : 128; }
+
+// A bound: beside prompts, theirs. How many blocks work is decided by the rows there are (blocks_for).
+int64_t rows_sharing_keys(const Problem& p) { return p.seqlen_q * p.group(); }
 
 std::string refuse(const Problem& p, const core::Machine& m) {
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) return "takes caches of bf16 and f16";

@@ -23,6 +23,7 @@ struct Shape {
   int32_t most_rows;    // a sequence with more rows per key head is left to the forward
   // The part of the rows this launch works on, counted over all decoded sequences.
   int32_t first_row, row_count;
+  int32_t wave;  // blocks that run at a time
 };
 
 // Tiles begin at multiples of this, so that no copy of several keys leaves its page.
@@ -103,16 +104,27 @@ constexpr RowShare row_share(const Shape& p, int32_t before, int32_t rows) {
   return {begin, end - begin};
 }
 
-// Blocks that get a share, each at least one granule: a row's parts are then those of consecutive blocks. Where rows
-// are equally long, a count that divides theirs, or a multiple of it, spares blocks the end of one row and the
-// beginning of the next: a unit costs as much as some hundred keys. Worth a sixteenth of the blocks.
+// Blocks that get a share, each at least one granule: a row's parts are then those of consecutive blocks. Where rows are
+// equally long, a count that divides theirs, or a multiple of it, spares blocks the end of one row and the beginning of
+// the next. A unit costs as much as some hundred keys: worth four granules more for every block.
 constexpr int working_blocks(int64_t granules, int64_t rows, int blocks) {
   if (granules < blocks) return static_cast<int>(granules);
   if (rows == 0) return blocks;
   const int64_t each = (rows + blocks - 1) / blocks;
   const int64_t even = rows < blocks ? blocks / rows * rows : (rows + each - 1) / each;
-  return even * 16 >= int64_t{blocks} * 15 ? static_cast<int>(even) : blocks;
+  return granules / even <= granules / blocks + 4 ? static_cast<int>(even) : blocks;
 }
+// Blocks for the live rows of a launch: one that goes along its share for each multiprocessor. Rows that share keys run
+// at the same time, each in a block of its own, so that the keys come from memory once and from L2 for the others.
+constexpr int blocks_for(const Shape& p, int64_t granules, int64_t live, bool sharing) {
+  const int64_t waves = sharing && live > p.wave ? (live + p.wave - 1) / p.wave : 1;
+  return working_blocks(granules, live, static_cast<int>(waves * p.wave));
+}
+constexpr bool shares_keys(const Shape& p, const Sequence& s) {
+  return s.rows > 0 && int64_t{s.length_q} * p.group > 1;
+}
+// Rows of a launch that are put together in clusters.
+constexpr int32_t few_rows(int multiprocessors) { return multiprocessors / 4; }
 constexpr int64_t share_begin(int64_t granules, int block, int blocks) { return granules * block / blocks; }
 
 // What a block has yet to do.
@@ -127,13 +139,14 @@ struct Walk {
 // A part of one row.
 struct Unit {
   int32_t batch, head, index;  // query head, query of the sequence
-  int32_t position;            // of the query in q
-  int32_t local;               // row of this launch
-  Keys row, keys;              // all of the row, and those of this unit
-  Keys sequence;               // what any row of the sequence sees
-  int32_t start;               // of the part's first tile, at or before its first key
-  bool first, last;            // part of the row
-  bool invalid;                // the sequence is not usable
+  int32_t key_head;
+  int32_t position;  // of the query in q
+  int32_t local;     // row of this launch
+  Keys row, keys;    // all of the row, and those of this unit
+  Keys sequence;     // what any row of the sequence sees
+  int32_t start;     // of the part's first tile, at or before its first key
+  bool first, last;  // part of the row
+  bool invalid;      // the sequence is not usable
 };
 
 // The next unit; moves on. Only where something is left.
@@ -152,6 +165,7 @@ constexpr Unit take(const Shape& p, Walk& walk) {
   const RowPlace place = row_place(s, walk.row);
   Unit u{};
   u.batch = walk.batch, u.head = place.head, u.index = place.index;
+  u.key_head = place.head / p.group;
   u.position = s.start_q + place.index;
   u.local = walk.before + walk.row - p.first_row;
   u.row = keys_of(p, s, place.index);

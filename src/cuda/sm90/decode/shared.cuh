@@ -13,10 +13,12 @@ namespace lla::cuda::sm90::decode {
 inline constexpr int kTileKeys = 64;  // of a stage, made by a warpgroup of converters
 inline constexpr int kWarpKeys = 16;  // of a warp
 inline constexpr int kRestart = 16;   // tiles after which accumulators start anew: 1,024 keys
-template <int kDim_, bool kBf16_>
+
+// kSmallPages: rows come one by one (load.cuh).
+template <int kDim_, bool kBf16_, bool kSmallPages_>
 struct Config {
   static constexpr int kDim = kDim_;
-  static constexpr bool kBf16 = kBf16_;
+  static constexpr bool kBf16 = kBf16_, kSmallPages = kSmallPages_;
   static constexpr int kChunks = kDim / 8;        // of 16 bytes, of a row
   static constexpr int kMultipliers = kDim / 64;  // warpgroups
   // Groups of converters, each with a stage of its own: as many as there are registers for.
@@ -24,46 +26,39 @@ struct Config {
   static constexpr int kWarps = 4 * kConverterWarpgroups, kConverters = 32 * kWarps;
   static constexpr int kThreads = kConverters + 128 * kMultipliers;
   static constexpr int kRawBytes = kWarpKeys * kDim * 2;  // keys (or values) of a warp
-  // Tiles a warp has room for. It is done with the keys of one when the stage is full, with the values one tile later.
-  static constexpr int kKeySlots = kDim == 128 ? 2 : 3, kValueSlots = kKeySlots + 1;
-  static constexpr int kPartBytes = kTileKeys * 128;  // 64 columns of a stage
-  // Parts of a stage: keys, roots (of which 8 columns are used).
-  static constexpr int kKeyParts = kDim / 64, kRootPart = kKeyParts;
-  static constexpr int kStageBytes = kPartBytes * (kKeyParts + 1);
+  static constexpr int kRawSlots = kDim == 128 ? 2 : 3;   // tiles a warp has room for
+  static constexpr int kPartBytes = kTileKeys * 128;      // 64 columns of a stage
+  // Parts of a stage: keys, roots (of which 8 columns are used), values.
+  static constexpr int kKeyParts = kDim / 64, kRootPart = kKeyParts, kValuePart = kKeyParts + 1;
+  static constexpr int kStageBytes = kPartBytes * (2 * kKeyParts + 1);
 };
 
 enum TileFlags : int32_t { kFresh = 1, kEnd = 2, kStop = 4 };
 
 struct TileHead {
-  int32_t max[4];      // of each 16 keys
-  uint32_t values[4];  // where they lie in shared memory, as they came
+  int32_t max[4];  // of each 16 keys
   int32_t flags, partial;
 };
 
 template <class C>
 struct Shared {
   alignas(1024) unsigned char stage[C::kConverterWarpgroups][C::kStageBytes];
-  alignas(1024) unsigned char raw_keys[C::kWarps][C::kKeySlots][C::kRawBytes];
-  alignas(1024) unsigned char raw_values[C::kWarps][C::kValueSlots][C::kRawBytes];
+  alignas(1024) unsigned char raw[C::kWarps][C::kRawSlots][2][C::kRawBytes];
   alignas(16) unsigned char heaviest[C::kWarps][2][C::kDim * 2];
-  // The query as it came, in the order the products take it: thread t of four has columns 2t and 2t + 1 of every eight.
-  alignas(16) uint16_t query[C::kDim];
-  __device__ __forceinline__ static int query_place(int d) { return d % 8 / 2 * (C::kDim / 4) + d / 8 * 2 + d % 2; }
+  float2 query_centre[C::kDim];  // query in logit units, scaled reference key
   float centre[C::kDim];
-  float scaled_centre[C::kDim];
-  alignas(16) float value_root[C::kConverterWarpgroups][kTileKeys];  // what values are multiplied by
   float scratch[C::kWarps][C::kDim];
   float parts[C::kWarps];
   float more_parts[C::kWarps];
   float heaviest_logit[C::kWarps];
   int32_t warp_max[C::kWarps];
-  Unit unit[2];  // this one, and the next
+  Unit unit;
   Walk walk;
   int32_t overflow;  // products too large for fp16 operands
   TileHead head[C::kConverterWarpgroups];
   Barrier full[C::kConverterWarpgroups], empty[C::kConverterWarpgroups];
   Barrier finished;  // a unit's products are in its partial
-  Barrier loaded[C::kWarps][C::kKeySlots];
+  Barrier loaded[C::kWarps][C::kRawSlots];
 };
 
 template <bool kBf16>
@@ -92,28 +87,6 @@ __device__ __forceinline__ void load_transposed(uint32_t (&to)[4], uint32_t addr
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                : "r"(address)
                : "memory");
-}
-// The same as they lie: a thread gets columns 2t, 2t + 1 of row g.
-__device__ __forceinline__ void load_rows(uint32_t (&to)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(address)
-               : "memory");
-}
-// C += A B with the rows of A all alike (words of columns 2t, 2t + 1 and 2t + 8, 2t + 9), B 16 x 8: so are C's.
-template <bool kBf16>
-__device__ __forceinline__ void add_row_product(float (&c)[4], uint32_t low, uint32_t high, uint32_t b0, uint32_t b1) {
-  if constexpr (kBf16) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %4, %5, %5}, {%6, %7}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(low), "r"(high), "r"(b0), "r"(b1));
-  } else {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %4, %5, %5}, {%6, %7}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(low), "r"(high), "r"(b0), "r"(b1));
-  }
 }
 __device__ __forceinline__ void store_transposed(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),

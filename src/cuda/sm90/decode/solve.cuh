@@ -8,13 +8,11 @@
 #include "cuda/sm90/decode/convert.cuh"
 #include "cuda/sm90/decode/factor.cuh"
 
-#ifndef TLS
-#define TLS(i)
-#endif
 namespace lla::cuda::sm90::decode {
 
 inline constexpr int kMostParts = kMostBlocks;
 inline constexpr int kPiecesAtOnce = 16;
+inline constexpr int kOutputSums = 8;  // over every eighth quad, however many blocks share a row: the same bits
 
 template <int kDim>
 struct SolveShared {
@@ -26,7 +24,7 @@ struct SolveShared {
   float pieces[kPiecesAtOnce][kDim];
   float mean_key[kDim], stream_mean[kDim], from_mean[kDim], x[kDim];
   float mean_value[kDim], value_sum[kDim];
-  float output[kSolveThreads / 32][16];
+  float output[kDim / 16][kOutputSums][16];
   float reduced[kSolveThreads / 32];
   float stream_x, from_mean_x;
   int32_t bad;
@@ -301,21 +299,25 @@ struct RowSolve {
     __syncthreads();
   }
 
+  static constexpr int kOwnSums = kOutputSums / kSplit;  // of a warp
   // Quads of V''ᵀK'' times x.
-  __device__ __forceinline__ void multiply_x(const float4 (&v)[kAtOnce], int n, float& low, float& high) const {
+  __device__ __forceinline__ void multiply_x(const float4 (&v)[kAtOnce], int n, float (&low)[kOwnSums],
+                                             float (&high)[kOwnSums]) const {
+    static_assert(kAtOnce % kOwnSums == 0);
 #pragma unroll
     for (int e = 0; e < kAtOnce; ++e) {
       const int quad = sub + (n + e) * kSplit;
       if (quad >= kDim / 8) continue;
+      float &a = low[e % kOwnSums], &b = high[e % kOwnSums];
       const float2 x = *reinterpret_cast<const float2*>(&s.x[8 * quad + 2 * (lane % 4)]);
-      low = fmaf(v[e].x, x.x, fmaf(v[e].y, x.y, low));
-      high = fmaf(v[e].z, x.x, fmaf(v[e].w, x.y, high));
+      a = fmaf(v[e].x, x.x, fmaf(v[e].y, x.y, a));
+      b = fmaf(v[e].z, x.x, fmaf(v[e].w, x.y, b));
     }
   }
   // o of this block's strips. `held`: all quads, where they fit.
   __device__ void output(const float4 (&held)[kAtOnce], bool have, bool nan) {
     const ProductTile block = value_tile(kDim, strip / 4);
-    float low = 0, high = 0;
+    float low[kOwnSums]{}, high[kOwnSums]{};
     if (have) {
       multiply_x(held, 0, low, high);
     } else {
@@ -326,15 +328,19 @@ struct RowSolve {
         multiply_x(v, n, low, high);
       }
     }
-    low = keys_sum(low), high = keys_sum(high);
-    if (lane % 4 == 0) s.output[warp][lane / 4] = low, s.output[warp][8 + lane / 4] = high;
+#pragma unroll
+    for (int i = 0; i < kOwnSums; ++i) {
+      const float a = keys_sum(low[i]), b = keys_sum(high[i]);
+      float(&to)[16] = s.output[threadIdx.x / 32 / kSplit][sub + i * kSplit];
+      if (lane % 4 == 0) to[lane / 4] = a, to[8 + lane / 4] = b;
+    }
     __syncthreads();
     if (thread >= 16 * kStrips) return;
     const int j = 16 * (rank + thread / 16 * kCluster) + thread % 16;
     if (j >= p.value_dim) return;
     float sum = 0;
 #pragma unroll
-    for (int w = 0; w < kSplit; ++w) sum += s.output[thread / 16 * kSplit + w][thread % 16];
+    for (int i = 0; i < kOutputSums; ++i) sum += s.output[thread / 16][i][thread % 16];
     const float inverse = 1 / total, mean = s.mean_value[j];
     float o = fmaf((sum - s.value_sum[j] * s.stream_x) * inverse, 1 / value_scale, mean);
     if (stream > 0) o = fmaf(stream * inverse * s.from_mean_x, s.value_sum[j] / stream / value_scale - mean, o);
@@ -358,11 +364,10 @@ __global__ void __launch_bounds__(kSolveThreads) solve_kernel(const __grid_const
   const int row = blockIdx.x / kCluster;
   wait_for_last_kernel();
   let_next_kernel_begin();
-  TLS(0);
   if (row >= *p.live_rows) return;
+  if (p.decide_by_live_rows && (*p.live_rows <= few_rows(p.multiprocessors)) != (kCluster > 1)) return;
   RowSolve<kDim, kCluster> solve(s, p, row, rank);
   if (threadIdx.x == 0) s.bad = 0;
-  TLS(1);
   const bool invalid = solve.weigh();
   if (invalid) {
     if (rank == 0) {
@@ -378,13 +383,10 @@ __global__ void __launch_bounds__(kSolveThreads) solve_kernel(const __grid_const
     }
     return;
   }
-  TLS(2);
   solve.means();
-  TLS(3);
   Matrix<kDim>* first = &s.matrix;
   if constexpr (kCluster > 1) first = cluster.map_shared_rank(first, 0);
   solve.covariance(*first);
-  TLS(4);
   using Solve = RowSolve<kDim, kCluster>;
   constexpr bool kHold = kCluster > 1;
   static_assert(!kHold || Solve::kQuads <= Solve::kAtOnce);
@@ -395,12 +397,9 @@ __global__ void __launch_bounds__(kSolveThreads) solve_kernel(const __grid_const
   }
   if (rank == 0) {
     solve.prepare(kBf16 ? DType::bf16 : DType::f16);
-    TLS(5);
     factor(s.matrix);
-    TLS(6);
     back_substitute(s.matrix, s.x);
     __syncthreads();
-    TLS(7);
   }
   if constexpr (kCluster > 1) {
     cluster.sync();
@@ -418,9 +417,7 @@ __global__ void __launch_bounds__(kSolveThreads) solve_kernel(const __grid_const
     finite = fabsf(s.x[threadIdx.x]) <= 3e38f && fabsf(s.mean_value[threadIdx.x]) <= 3e38f;
   }
   const bool nan = __syncthreads_or(!finite) || s.bad;
-  TLS(8);
   solve.output(held, kHold, nan);
-  TLS(9);
   if (rank == 0 && threadIdx.x < 32) {
     const bool broken = smallest_pivot(s.matrix) <= kLeastPivot;
     if (threadIdx.x == 0) solve.report(nan ? LLA_ROW_NAN : broken ? LLA_ROW_BREAKDOWN : LLA_ROW_OK);

@@ -9,29 +9,24 @@ namespace lla::cuda::sm90::decode {
 template <class C>
 __device__ __forceinline__ void convert(Shared<C>& s, const Params& p, int thread) {
   Converter<C> c(s, p, thread);
-  Ring<C> ring{s.raw_keys[c.warp], s.raw_values[c.warp], s.loaded[c.warp]};
+  Ring<C, Shared<C>> ring{s, c.warp};
   if (c.warp == 0) {
-    const Walk start = find_start(p, blockIdx.x, gridDim.x);
+    const Walk start = find_start(p, blockIdx.x);
     if (c.lane == 0) s.walk = start;
   }
   uint32_t tiles_done = 0, fills = 0, attempts = 0;
-  TL(1);
-  const auto take_next = [&](Unit& unit) {
-    if (thread != 0) return;
-    unit.local = -1;
-    if (s.walk.left > 0) {
-      unit = take(p, s.walk);
-      record_row(p, unit, blockIdx.x);
+  for (;;) {
+    if (thread == 0) {
+      s.unit.local = -1;
+      if (s.walk.left > 0) {
+        s.unit = take(p, s.walk);
+        record_row(p, s.unit, blockIdx.x);
+      }
     }
-  };
-  take_next(s.unit[0]);
-  for (int n = 0;; ++n) {
     converters_sync<C>();
-    const Unit& unit = s.unit[n % 2];
-    if (unit.local < 0) break;
-    TL(2);
-    run_unit<C>(c, ring, unit, unit.local + static_cast<int>(blockIdx.x), tiles_done, fills, attempts,
-                [&] { take_next(s.unit[(n + 1) % 2]); });
+    if (s.unit.local < 0) break;
+    run_unit<C>(c, ring, s.unit, s.unit.local + static_cast<int>(blockIdx.x), tiles_done, fills, attempts);
+    converters_sync<C>();
   }
   if (static_cast<uint32_t>(c.warpgroup) == tiles_done % C::kConverterWarpgroups) {
     s.empty[c.warpgroup].wait((fills & 1) ^ 1);
@@ -51,23 +46,22 @@ __global__ void __launch_bounds__(C::kThreads, 1) stream_kernel(const __grid_con
       s.empty[i].init(4 * C::kMultipliers * kWarpArrivals);
     }
     s.finished.init(4 * C::kMultipliers * kWarpArrivals);
-    for (int i = 0; i < C::kWarps * C::kKeySlots; ++i) s.loaded[0][i].init(1);
+    for (int i = 0; i < C::kWarps * C::kRawSlots; ++i) s.loaded[0][i].init(1);
     barrier_init_fence();
   }
   __syncthreads();
-  TL(0);
   wait_for_last_kernel();
   let_next_kernel_begin();
   const int warpgroup = threadIdx.x / 128;
   if constexpr (C::kMultipliers == 2) {
     if (warpgroup == 0) {
-      take_registers<152>();
+      take_registers<136>();
       multiply<C, 0>(s, p);
     } else if (warpgroup == 1) {
-      take_registers<184>();
+      take_registers<168>();
       multiply<C, 1>(s, p);
     } else {
-      give_registers<88>();
+      give_registers<104>();
       convert<C>(s, p, threadIdx.x - 256);
     }
   } else {

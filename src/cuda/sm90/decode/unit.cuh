@@ -4,15 +4,14 @@
 #include "cuda/sm90/decode/convert.cuh"
 #include "cuda/tensor/scale.hpp"
 
-#ifndef TL
-#define TL(i)
-#endif
 namespace lla::cuda::sm90::decode {
 
-__device__ __forceinline__ uint16_t query_element(const Params& p, const Unit& u, int d) {
+template <class C>
+__device__ __forceinline__ float query_element(const Params& p, const Unit& u, int d) {
   if (d >= p.dim) return 0;
   const int64_t at = row_offset(p.q, u.batch, u.position, u.head) + d * p.q.stride[3];
-  return static_cast<const uint16_t*>(p.q.data)[at];
+  const uint16_t bits = static_cast<const uint16_t*>(p.q.data)[at];
+  return C::kBf16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16) : __half2float(__ushort_as_half(bits));
 }
 
 template <class C>
@@ -21,17 +20,11 @@ struct UnitRun {
   Shared<C>& s;
   const Params& p;
   const Unit& u;
-  const Source from;
-  Ring<C>& ring;
+  Ring<C, Shared<C>>& ring;
   bool invalid = false;
 
-  __device__ __forceinline__ UnitRun(Converter<C>& converter, Ring<C>& warp_ring, const Unit& unit)
-      : c(converter),
-        s(converter.s),
-        p(converter.p),
-        u(unit),
-        from{unit.batch, unit.head / converter.p.group, unit.row},
-        ring(warp_ring) {}
+  __device__ __forceinline__ UnitRun(Converter<C>& converter, Ring<C, Shared<C>>& warp_ring, const Unit& unit)
+      : c(converter), s(converter.s), p(converter.p), u(unit), ring(warp_ring) {}
 
   // Largest over all converting warps of what each warp brings.
   __device__ __forceinline__ float over_warps(float (&parts)[C::kWarps], float mine) {
@@ -53,15 +46,16 @@ struct UnitRun {
                             C::kConverterWarpgroups);
   }
   __device__ __forceinline__ void ask(int tile) {
-    if (tile < tiles()) ring.ask(p, from, first_key(tile), u.keys, invalid);
+    if (tile < tiles()) ring.ask(p, u, first_key(tile), u.keys, invalid);
   }
 
   // The reference key, maximum and scales, from the row's first keys, sixteen a warp: the same for all parts of a row.
-  // Needs the query. Its tile is the next in the ring.
+  // Needs the query in query_centre. Its tile is the next in the ring.
   __device__ void reference(uint32_t seen) {
     const RawTile raw = ring.take(seen);
+    uint32_t unused[2 * C::kChunks];
     float logit[4];
-    c.logits(logit, raw.keys, seen);
+    c.template logits<false>(logit, unused, raw.keys, seen);
     // Without the heaviest: of equals the first.
     const float top = over_warps(s.parts, Converter<C>::largest(logit));
     constexpr int kNone = 1 << 20;
@@ -179,7 +173,7 @@ struct UnitRun {
     const int own = first_tile(tiles_done);
     c.clear();
 #pragma unroll 1
-    for (int ahead = 1; ahead < C::kKeySlots; ++ahead) ask(own + C::kConverterWarpgroups * ahead);
+    for (int ahead = 1; ahead < C::kRawSlots; ++ahead) ask(own + C::kConverterWarpgroups * ahead);
 #pragma unroll 1
     for (int tile = own; tile < tiles; tile += C::kConverterWarpgroups) {
       const int chunk = tile / kRestart * kRestart;
@@ -188,10 +182,8 @@ struct UnitRun {
       const uint32_t seen = seen_of(u.keys, first_key(tile));
       c.template tile<true>(ring.take(seen), seen, (fills & 1) ^ 1, tile == 0 ? kFresh : 0, partial);
       ++fills;
-      if (tile == own) TL(5);
-      ask(tile + C::kConverterWarpgroups * C::kKeySlots);
+      ask(tile + C::kConverterWarpgroups * C::kRawSlots);
     }
-    TL(6);
     if (c.lane == 0) s.heaviest_logit[c.warp] = c.heaviest;
     const bool large = named_any(kConverterBarrier, C::kConverters, too_large());
     if (first_tile(tiles_done + tiles) == 0) {
@@ -248,7 +240,7 @@ struct UnitRun {
       if (best >= 0) {
         const float2 k = widen_pair<C::kBf16>(reinterpret_cast<const uint16_t*>(s.heaviest[best][0])[thread]);
         const float2 v = widen_pair<C::kBf16>(reinterpret_cast<const uint16_t*>(s.heaviest[best][1])[thread]);
-        const float centred = __half2float(__float2half_rn(fmaf(k.x, c.key_scale, -s.scaled_centre[thread])));
+        const float centred = __half2float(__float2half_rn(fmaf(k.x, c.key_scale, -s.query_centre[thread].y)));
         key = __half2float(__float2half_rn(centred * root)) / root;  // as the others are rounded
         value = v.x;
       }
@@ -272,37 +264,29 @@ struct UnitRun {
 };
 
 // One unit from start to end. `tiles_done` and `fills` as in stream; `attempts` counts all of the block.
-// `meanwhile` is called while the first keys are on their way.
-template <class C, class Meanwhile>
-__device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C>& ring, const Unit& u, int partial,
-                                         uint32_t& tiles_done, uint32_t& fills, uint32_t& attempts,
-                                         const Meanwhile& meanwhile) {
+template <class C>
+__device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C, Shared<C>>& ring, const Unit& u, int partial,
+                                         uint32_t& tiles_done, uint32_t& fills, uint32_t& attempts) {
   Shared<C>& s = c.s;
   const Params& p = c.p;
   UnitRun<C> run(c, ring, u);
   const int thread = c.warp * 32 + c.lane;
   const int first = aligned(u.row.begin) + c.warp * kWarpKeys;
-  ring.ask(p, run.from, first, u.row, run.invalid);
+  ring.ask(p, u, first, u.row, run.invalid);
   run.ask(run.first_tile(tiles_done));
-  if (u.first) run.invalid |= others_miss_a_page(p.cache, run.from, u.sequence, thread, C::kConverters);
-  if (thread < C::kDim) s.query[Shared<C>::query_place(thread)] = query_element(p, u, thread);
-  meanwhile();
+  if (u.first) run.invalid |= others_miss_a_page(p.cache, u, thread, C::kConverters);
+  if (thread < C::kDim) s.query_centre[thread].x = query_element<C>(p, u, thread) * p.half_scale;
   converters_sync<C>();
-  TL(3);
   run.reference(seen_of(u.row, first));
-  TL(4);
 #pragma unroll 1
   for (int redo = 0;; ++redo) {
-    if (thread < C::kDim) s.scaled_centre[thread] = s.centre[thread] * c.key_scale;
+    if (thread < C::kDim) s.query_centre[thread].y = s.centre[thread] * c.key_scale;
     if (thread == 0) s.overflow = 0;
     converters_sync<C>();
     const bool large = run.stream(partial, tiles_done, fills);
-    TL(7);
     tiles_done += run.tiles() + 1;
     run.publish(p.partials + int64_t{partial} * partial_floats(C::kDim));
-    TL(8);
     s.finished.wait(attempts++ & 1);
-    TL(9);
     if (!(large || s.overflow) || redo == kMostRedos) break;
     c.key_scale *= 1.0f / (1 << kRedoBits);
     c.value_scale *= 1.0f / (1 << kRedoBits);

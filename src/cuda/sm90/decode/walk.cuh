@@ -35,12 +35,14 @@ __device__ __forceinline__ Sequence sequence_of_lane(const Shape& p, int first, 
 }
 
 // By a whole warp.
-__device__ inline Walk find_start(const Params& p, int block, int blocks) {
+__device__ inline Walk find_start(const Params& p, int block) {
   const int lane = threadIdx.x % 32;
   int64_t total = 0, rows = 0;
   int32_t claimed = 0, mine_claimed = 0;
+  bool sharing = false;
   for (int first = 0; first < p.batch; first += 32) {
     const Sequence s = sequence_of_lane(p, first, lane, claimed, mine_claimed);
+    sharing |= __any_sync(0xffffffffu, shares_keys(p, s));
     const int64_t upto = warp_prefix(s.rows, lane);
     const RowShare share = row_share(p, static_cast<int32_t>(rows + upto - s.rows), s.rows);
     total += __shfl_sync(0xffffffffu, warp_prefix(int64_t{share.count} * s.granules, lane), 31);
@@ -49,7 +51,7 @@ __device__ inline Walk find_start(const Params& p, int block, int blocks) {
   const int32_t live = clamp_to(rows - p.first_row, 0, p.row_count);
   if (block == 0 && lane == 0) *p.live_rows = live;
   Walk walk{};
-  blocks = working_blocks(total, live, blocks);
+  const int blocks = blocks_for(p, total, live, sharing);
   if (block >= blocks) return walk;
   const int64_t begin = share_begin(total, block, blocks), end = share_begin(total, block + 1, blocks);
   walk.left = end - begin;
