@@ -124,7 +124,7 @@ struct Ring {
         const uint32_t start = shared_address(which == 0 ? to.keys : to.values) + row * 128;
 #pragma unroll
         for (int box = 0; box < C::kDim / 64; ++box) {
-          load_box(start + box * kWarpKeys * 128, which == 0 ? &p.key_map : &p.value_map, 64 * box, from.key_head, at.y,
+          load_box(start + box * kWarpKeys * 128, which == 0 ? &p.key_map : &p.value_map, 64 * box, from.kv_head, at.y,
                    at.x, here);
         }
       }
@@ -162,7 +162,7 @@ struct Ring {
         const int width = which == 0 ? p.dim : p.value_dim;
         const uint16_t* const base = static_cast<const uint16_t*>(operand.data);
         const int64_t start =
-            max(at.x, 0) * operand.stride[0] + at.y * operand.stride[1] + from.key_head * operand.stride[2];
+            max(at.x, 0) * operand.stride[0] + at.y * operand.stride[1] + from.kv_head * operand.stride[2];
 #pragma unroll
         for (int chunk = lane % 4; chunk < C::kChunks; chunk += 4) {
           const bool there = at.x >= 0 && 8 * chunk < width;
@@ -190,7 +190,7 @@ struct Ring {
         for (int d = lane; d < C::kDim; d += 32) {
           const bool there = at.x >= 0 && d < (which == 0 ? p.dim : p.value_dim);
           const int64_t element = at.x * operand.stride[0] + at.y * operand.stride[1] +
-                                  from.key_head * operand.stride[2] + d * operand.stride[3];
+                                  from.kv_head * operand.stride[2] + d * operand.stride[3];
           *reinterpret_cast<uint16_t*>((which == 0 ? to.keys : to.values) + raw_offset(row, d / 8) + d % 8 * 2) =
               there ? base[element] : 0;
         }

@@ -139,7 +139,7 @@ struct Walk {
 // A part of one row.
 struct Unit {
   int32_t batch, head, index;  // query head, query of the sequence
-  int32_t key_head;
+  int32_t kv_head;
   int32_t position;  // of the query in q
   int32_t local;     // row of this launch
   Keys row, keys;    // all of the row, and those of this unit
@@ -165,7 +165,7 @@ constexpr Unit take(const Shape& p, Walk& walk) {
   const RowPlace place = row_place(s, walk.row);
   Unit u{};
   u.batch = walk.batch, u.head = place.head, u.index = place.index;
-  u.key_head = place.head / p.group;
+  u.kv_head = place.head / p.group;
   u.position = s.start_q + place.index;
   u.local = walk.before + walk.row - p.first_row;
   u.row = keys_of(p, s, place.index);
