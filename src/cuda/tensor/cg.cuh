@@ -334,6 +334,122 @@ __device__ __forceinline__ float scale_of_square(float square) {
   return __uint_as_float(static_cast<uint32_t>(min(max(14 - exponent, -62), 62) + 127) << 23);
 }
 
+// ---- a step, stage by stage ------------------------------------------------------------------------------------------
+
+// The direction as numbers, and d·product. Of dot products there are two chains each: one would take four cycles an
+// element.
+template <int kDim>
+__device__ __forceinline__ void open_direction(float (&v)[kDim / 2], Pair<float>& curvature,
+                                               const uint32_t (&direction)[kDim / 4],
+                                               const float (&product)[kDim / 2]) {
+  float chains[2][2] = {};
+#pragma unroll
+  for (int i = 0; i < kDim / 4; ++i) {
+    const float2 words = unpack(direction[i]);
+    v[2 * i] = words.x, v[2 * i + 1] = words.y;
+    chains[i & 1][0] = fmaf(words.x, product[2 * i], chains[i & 1][0]);
+    chains[i & 1][1] = fmaf(words.y, product[2 * i + 1], chains[i & 1][1]);
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) curvature[h] = chains[h][0] + chains[h][1];
+}
+
+// How far a step goes, by row: x += x d, r += product (Σ U k) + mean k̄ + direction d.
+struct Stride {
+  Pair<float> x, product, mean, direction;
+};
+
+// The minimiser along d. Rows without curvature left break down, and they and those that have stopped stand still.
+__device__ __forceinline__ void find_stride(Stride& stride, Solve& s, Course& course, const Pair<float>& data_units,
+                                            const Pair<float>& ridge, const Pair<float>& sums,
+                                            const Pair<float>& energy, bool two_parts) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    // d·(product - sums mean + λ d), of which d·mean and |d|² are known.
+    const float dad = fmaf(ridge[h], s.norm_squared[h], energy[h]);
+    const float relative = dad * fast_reciprocal(data_units[h] * s.norm_squared[h]);
+    const float largest = fmaxf(s.curvature[h], relative);
+    const float length = s.rd[h] * fast_reciprocal(dad);
+    stride.x[h] = length * data_units[h];
+    const bool good =
+        s.active[h] && relative > least_curvature(s.ridge[h], largest) * largest && fabsf(stride.x[h]) < 0x1p126f;
+    s.status[h] = s.active[h] && !good ? LLA_ROW_BREAKDOWN : s.status[h];
+    s.curvature[h] = largest;
+    s.active[h] = good;
+    s.iterations[h] += good;
+    // A row that stands still keeps its residual: everything here is finite, and zero times it is zero.
+    stride.x[h] = good ? stride.x[h] : 0.0f;
+    if (good && !two_parts) course.steps[h] = fmaf(stride.x[h] * length, energy[h], course.steps[h]);
+    stride.product[h] = good ? -length : 0.0f;
+    stride.mean[h] = -stride.product[h] * sums[h];
+    stride.direction[h] = stride.product[h] * ridge[h];
+  }
+}
+
+// r·r, r·d and r·mean of the new residual, two chains each.
+struct ResidualDots {
+  float squares[2][2] = {}, with_direction[2][2] = {}, with_mean[2][2] = {};
+};
+
+// Moves x and r along; `product` becomes the new residual. `old` is the first of the residual there was.
+template <int kDim>
+__device__ __forceinline__ void move(ResidualDots& dots, float (&product)[kDim / 2], const float (&v)[kDim / 2],
+                                     const uint32_t (&mean)[kDim / 4], const Stride& stride, float4 old,
+                                     float4* residuals, float4* xs) {
+  constexpr int kQuads = kDim / 8;
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    keep_order();
+    const float o[4] = {old.x, old.y, old.z, old.w};
+    if (i + 1 < kQuads) old = residuals[(i + 1) * kWarpgroupThreads];
+    const float2 m0 = unpack(mean[2 * i]), m1 = unpack(mean[2 * i + 1]);
+    const float m[4] = {m0.x, m0.y, m1.x, m1.y};
+    float* const r = &product[4 * i];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int h = j / 2;
+      r[j] = fmaf(stride.product[h], r[j], fmaf(stride.mean[h], m[j], fmaf(stride.direction[h], v[4 * i + j], o[j])));
+      dots.squares[h][j & 1] = fmaf(r[j], r[j], dots.squares[h][j & 1]);
+      dots.with_direction[h][j & 1] = fmaf(r[j], v[4 * i + j], dots.with_direction[h][j & 1]);
+      dots.with_mean[h][j & 1] = fmaf(r[j], m[j], dots.with_mean[h][j & 1]);
+    }
+    residuals[i * kWarpgroupThreads] = make_float4(r[0], r[1], r[2], r[3]);
+    add_to(xs + i * kWarpgroupThreads, stride.x[0] * v[4 * i], stride.x[0] * v[4 * i + 1], stride.x[1] * v[4 * i + 2],
+           stride.x[1] * v[4 * i + 3]);
+  }
+}
+
+// What the solution has grown to: |x|² in the backward, Σ w E² in the forward.
+template <bool kBackward>
+__device__ __forceinline__ void grow(Course& course, const Solve& s, const Stride& stride) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float grown = stride.x[h] * fmaf(stride.x[h], s.norm_squared[h], 2 * course.along[h]);  // |x|²
+    // x·rhs grows by α r·d: steps are conjugate. After a restart they are not (`along` is NaN), and x grows little.
+    const float change = kBackward ? grown : fmaf(stride.x[h], s.rd[h], -s.ridge[h] * grown);
+    course.size[h] = kBackward || change == change ? course.size[h] + change : course.size[h];
+    course.along[h] = fmaf(stride.x[h], s.norm_squared[h], course.along[h]);
+  }
+}
+
+// Whether a row goes on from |r|² = now, and what it says if it does not.
+template <bool kBackward>
+__device__ __forceinline__ void judge(Solve& s, const Course& course, const StepLimits& limits, int h, float now) {
+  const float start = s.rr_start[h];
+  const bool enough = s.iterations[h] >= limits.least_iterations || now <= 1e-16f * start;
+  const float wanted = limits.template wanted<kBackward>(start, s.ridge[h], course.size[h]);
+  const bool solved = now <= wanted && enough;
+  const bool last = s.iterations[h] >= limits.max_iterations, grown = !(now < kMostGrowth * start);
+  const bool promised = now <= limits.tolerance_squared * start;  // what was asked for, if not what was aimed at
+  const bool was = s.active[h];
+  s.status[h] = !was || solved ? s.status[h]
+                : last         ? (promised ? s.status[h] : LLA_ROW_MAX_ITERATIONS)
+                : grown        ? LLA_ROW_BREAKDOWN
+                               : s.status[h];
+  s.active[h] = was && !solved && !last && !grown;
+  s.rr[h] = was ? now : s.rr[h];
+}
+
 // One step from product = Σ U k and its row sums: A d = (product - sums mean) / data_units + Λ d.
 // `direction` holds the direction, and then the next one. Updates x, r and the rows' state, which goes back to memory.
 // Says whether a row goes on.
@@ -347,7 +463,6 @@ template <int kDim, bool kBackward>
 __device__ __forceinline__ bool step(const StepInputs<kDim>& in, float (&product)[kDim / 2], const Pair<float>& sums,
                                      uint32_t (&direction)[kDim / 4], Direction& d, const Vectors& at, const Lane& lane,
                                      float largest_key_norm, const StepLimits& limits, bool two_parts) {
-  constexpr int kQuads = kDim / 8;
   SolveMemory::Words state;
   SolveMemory::fetch(state, in.state, lane);
   uint32_t mean[kDim / 4];
@@ -361,23 +476,15 @@ __device__ __forceinline__ bool step(const StepInputs<kDim>& in, float (&product
     add_ridges<kDim>(product, direction, at.ridges, data_units, lane);
     forget(direction);
   }
-  float4 old = *residuals;
-
-  // Of dot products there are two chains each: one would take four cycles an element.
+  const float4 old = *residuals;
   float v[kDim / 2];
-  float chains[2][2] = {};  // of d·product
-#pragma unroll
-  for (int i = 0; i < kDim / 4; ++i) {
-    const float2 words = unpack(direction[i]);
-    v[2 * i] = words.x, v[2 * i + 1] = words.y;
-    chains[i & 1][0] = fmaf(words.x, product[2 * i], chains[i & 1][0]);
-    chains[i & 1][1] = fmaf(words.y, product[2 * i + 1], chains[i & 1][1]);
-  }
+  Pair<float> curvature;
+  open_direction<kDim>(v, curvature, direction, product);
 
   // Everything in units of the data part.
   Solve s;
   SolveMemory::unpack(state, s);
-  Pair<float> data_units, ridge, dm, curvature;
+  Pair<float> data_units, ridge, dm;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     data_units[h] = s.omega[h] * d.scale[h];
@@ -385,87 +492,27 @@ __device__ __forceinline__ bool step(const StepInputs<kDim>& in, float (&product
     dm[h] = d.scale[h] > 0
                 ? fmaf(sums[h], fast_reciprocal(data_units[h]), d.centre[h] * inverse_power_of_two(d.scale[h]))
                 : 0.0f;
-    curvature[h] = chains[h][0] + chains[h][1];
   }
-
   Pair<float> energy;  // d·Md
 #pragma unroll
   for (int h = 0; h < 2; ++h) energy[h] = fmaf(-sums[h], dm[h], quad_sum(curvature[h]));
   Course course;
   SolveMemory::fetch_course(course, in.state, lane);
-  Pair<float> stride, along_product, along_mean, along_direction;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    // d·(product - sums mean + λ d), of which d·mean and |d|² are known.
-    const float dad = fmaf(ridge[h], s.norm_squared[h], energy[h]);
-    const float relative = dad * fast_reciprocal(data_units[h] * s.norm_squared[h]);
-    const float largest = fmaxf(s.curvature[h], relative);
-    const float length = s.rd[h] * fast_reciprocal(dad);
-    stride[h] = length * data_units[h];
-    const bool good =
-        s.active[h] && relative > least_curvature(s.ridge[h], largest) * largest && fabsf(stride[h]) < 0x1p126f;
-    s.status[h] = s.active[h] && !good ? LLA_ROW_BREAKDOWN : s.status[h];
-    s.curvature[h] = largest;
-    s.active[h] = good;
-    s.iterations[h] += good;
-    // A row that stands still keeps its residual: everything here is finite, and zero times it is zero.
-    stride[h] = good ? stride[h] : 0.0f;
-    if (good && !two_parts) course.steps[h] = fmaf(stride[h] * length, energy[h], course.steps[h]);
-    along_product[h] = good ? -length : 0.0f;
-    along_mean[h] = -along_product[h] * sums[h];
-    along_direction[h] = along_product[h] * ridge[h];
-  }
+  Stride stride;
+  find_stride(stride, s, course, data_units, ridge, sums, energy, two_parts);
   SolveMemory::store_curvature(in.state, s.curvature, lane);
+  ResidualDots dots;
+  move<kDim>(dots, product, v, mean, stride, old, residuals, xs);
+  grow<kBackward>(course, s, stride);
 
-  float squares[2][2] = {}, with_direction[2][2] = {}, with_mean[2][2] = {};
-#pragma unroll
-  for (int i = 0; i < kQuads; ++i) {
-    keep_order();
-    const float o[4] = {old.x, old.y, old.z, old.w};
-    if (i + 1 < kQuads) old = residuals[(i + 1) * kWarpgroupThreads];
-    const float2 m0 = unpack(mean[2 * i]), m1 = unpack(mean[2 * i + 1]);
-    const float m[4] = {m0.x, m0.y, m1.x, m1.y};
-    float* const r = &product[4 * i];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const int h = j / 2;
-      r[j] = fmaf(along_product[h], r[j], fmaf(along_mean[h], m[j], fmaf(along_direction[h], v[4 * i + j], o[j])));
-      squares[h][j & 1] = fmaf(r[j], r[j], squares[h][j & 1]);
-      with_direction[h][j & 1] = fmaf(r[j], v[4 * i + j], with_direction[h][j & 1]);
-      with_mean[h][j & 1] = fmaf(r[j], m[j], with_mean[h][j & 1]);
-    }
-    residuals[i * kWarpgroupThreads] = make_float4(r[0], r[1], r[2], r[3]);
-    add_to(xs + i * kWarpgroupThreads, stride[0] * v[4 * i], stride[0] * v[4 * i + 1], stride[1] * v[4 * i + 2],
-           stride[1] * v[4 * i + 3]);
-  }
-
-  Pair<float> momentum, scale, dots;
+  Pair<float> momentum, scale, with_mean;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float grown = stride[h] * fmaf(stride[h], s.norm_squared[h], 2 * course.along[h]);  // |x|²
-    // x·rhs grows by α r·d: steps are conjugate. After a restart they are not (`along` is NaN), and x grows little.
-    const float change = kBackward ? grown : fmaf(stride[h], s.rd[h], -s.ridge[h] * grown);
-    course.size[h] = kBackward || change == change ? course.size[h] + change : course.size[h];
-    course.along[h] = fmaf(stride[h], s.norm_squared[h], course.along[h]);
-  }
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const float now = quad_sum(squares[h][0] + squares[h][1]),
-                rd = quad_sum(with_direction[h][0] + with_direction[h][1]),
-                rm = quad_sum(with_mean[h][0] + with_mean[h][1]);
-    const float ratio = now * fast_reciprocal(s.rr[h]), start = s.rr_start[h];
-    const bool enough = s.iterations[h] >= limits.least_iterations || now <= 1e-16f * start;
-    const float wanted = limits.template wanted<kBackward>(start, s.ridge[h], course.size[h]);
-    const bool solved = now <= wanted && enough;
-    const bool last = s.iterations[h] >= limits.max_iterations, grown = !(now < kMostGrowth * start);
-    const bool promised = now <= limits.tolerance_squared * start;  // what was asked for, if not what was aimed at
-    const bool was = s.active[h];
-    s.status[h] = !was || solved ? s.status[h]
-                  : last         ? (promised ? s.status[h] : LLA_ROW_MAX_ITERATIONS)
-                  : grown        ? LLA_ROW_BREAKDOWN
-                                 : s.status[h];
-    s.active[h] = was && !solved && !last && !grown;
-    s.rr[h] = was ? now : s.rr[h];
+    const float now = quad_sum(dots.squares[h][0] + dots.squares[h][1]),
+                rd = quad_sum(dots.with_direction[h][0] + dots.with_direction[h][1]),
+                rm = quad_sum(dots.with_mean[h][0] + dots.with_mean[h][1]);
+    const float ratio = now * fast_reciprocal(s.rr[h]);
+    judge<kBackward>(s, course, limits, h, now);
     momentum[h] = s.active[h] ? ratio * s.inverse[h] : 0.0f;
     // |r + momentum d|² is at most twice |r|² + |momentum d|²: within what fp16 has to spare, and never lost to
     // cancellation.
@@ -477,7 +524,7 @@ __device__ __forceinline__ bool step(const StepInputs<kDim>& in, float (&product
     s.rd[h] = scale[h] * fmaf(momentum[h], rd, now);
     course.along[h] *= scale[h] * momentum[h];  // x·r is zero but for rounding
     s.norm_squared[h] = scale[h] * scale[h] * square;
-    dots[h] = s.active[h] ? scale[h] * fmaf(momentum[h], dm[h], rm) : 0.0f;
+    with_mean[h] = s.active[h] ? scale[h] * fmaf(momentum[h], dm[h], rm) : 0.0f;
   }
 #pragma unroll
   for (int i = 0; i < kDim / 4; ++i) {
@@ -485,7 +532,7 @@ __device__ __forceinline__ bool step(const StepInputs<kDim>& in, float (&product
     direction[i] = pack(fmaf(momentum[h], v[2 * i], product[2 * i]) * scale[h],
                         fmaf(momentum[h], v[2 * i + 1], product[2 * i + 1]) * scale[h]);
   }
-  finish_direction(d, s.norm_squared, dots, largest_key_norm, s.loose);
+  finish_direction(d, s.norm_squared, with_mean, largest_key_norm, s.loose);
   SolveMemory::store_changed(in.state, s, lane);
   SolveMemory::store_course(in.state, course, lane);
   return s.active[0] || s.active[1];
