@@ -148,7 +148,7 @@ struct BackwardCall {
 };
 
 constexpr StopRule stop_rule(const Problem& p) {
-  return p.operation == Operation::forward ? forward_stop_rule(p.tolerance)
+  return p.operation == Operation::forward ? forward_stop_rule(p.tolerance, p.dim)
                                            : backward_stop_rule(p.tolerance, p.dtype, p.dim);
 }
 

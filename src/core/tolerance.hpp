@@ -70,10 +70,11 @@ struct StopRule {
 };
 
 // The rules of a problem with this tolerance.
-constexpr StopRule forward_stop_rule(double tolerance) {
+constexpr StopRule forward_stop_rule(double tolerance, int64_t dim) {
   StopRule rule(tolerance);
   rule.share = 6 * tolerance;
   rule.least = 0.2 * tolerance;
+  rule.few_keys = 2 * dim;
   return rule;
 }
 constexpr StopRule backward_stop_rule(double tolerance, DType dtype, int64_t dim) {

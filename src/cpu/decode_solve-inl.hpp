@@ -220,7 +220,7 @@ bool holds(DecodeUnit<T>& unit, int64_t i) {
     sizes.smallest_ridge = std::min(sizes.smallest_ridge, ridge);
   }
   // A direct solve is held to a quarter of what conjugate gradients may leave.
-  const double limit = core::forward_stop_rule(p.tolerance / 4).limit(sizes, row.end - row.begin);
+  const double limit = core::forward_stop_rule(p.tolerance / 4, p.dim).limit(sizes, row.end - row.begin);
   // (k - mean) . x in float is off by 2^-24 of its centre: too much where that is far above what x makes of the keys.
   const double spread = std::sqrt(1 + std::max(0.0, sizes.rhs_product - sizes.ridge_product));
   const bool exact = std::abs(row.centre) <= 256 * spread;

@@ -66,7 +66,8 @@ std::vector<TrainedHead> read_heads(const fs::path& path) {
     list.push_back({name, q.rows, q.columns, q.values, parts["k"].values, parts["v"].values, parts["ridge"].values,
                     parts["grad_o"].values});
   }
-  if (list.empty()) throw std::runtime_error(core::cat("no head in ", path.string(), ": NAME_q.npy or NAME/q"));
+  if (list.empty())
+    throw std::runtime_error(core::cat("no head in ", path.string(), ": no NAME_q.npy, and no case NAME/q"));
   return list;
 }
 

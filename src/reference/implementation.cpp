@@ -94,7 +94,7 @@ Head gather_head(const Call& call, const Sequence& s, int64_t head) {
 }
 
 SolveOptions solve_options(const Problem& p, const Plan& plan) {
-  return {plan.solver == Solver::cg, core::forward_stop_rule(p.tolerance),
+  return {plan.solver == Solver::cg, core::forward_stop_rule(p.tolerance, p.dim),
           core::backward_stop_rule(p.tolerance, p.dtype, p.dim), p.max_iterations};
 }
 
