@@ -124,7 +124,8 @@ bool run(const CapacityRun& request, const Progress& progress) {
         if (!results.contains(key)) {
           Retrieval sum{};
           for (int i = 0; i < request.repetitions; ++i) {
-            std::vector<float> k(size_t(n) * d), v(k.size());
+            const size_t size = size_t(n) * d;
+            std::vector<float> k(size), v(size);
             const uint64_t item = uint64_t(n) << 32 | uint64_t(d) << 16 | uint64_t(i);
             Stream(request.seed, item, 0).normal(k.data(), k.size());
             Stream(request.seed, item, 1).normal(v.data(), v.size());

@@ -245,7 +245,7 @@ bool finish(const core::ForwardCall& call, DecodeUnit<T>& unit) {
   bool solving = false;
   for (int64_t i = 0; i < unit.rows; ++i) {
     DecodeRow<T>& row = unit.row[i];
-    double output[kMaxChannels];
+    double output[kMaxChannels] = {};
     if (row.state == DecodeState::solving) {
       if (decode_steps<T>().output(unit, i, output)) {
         write_result(call, unit, row, output);

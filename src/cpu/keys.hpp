@@ -29,7 +29,8 @@ class KeyCursor {
   void next() {
     offset_ += position_stride_;
     if (++key_ >= end_ || --left_ > 0) return;
-    offset_ = *++page_ * page_stride_ + head_offset_;
+    // Only pages run out before `end_`, and with pages there is a table.
+    offset_ = *++page_ * page_stride_ + head_offset_;  // NOLINT(clang-analyzer-core.NullDereference)
     left_ = page_size_;
   }
 

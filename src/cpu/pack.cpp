@@ -68,7 +68,7 @@ void pack_tile(const core::Problem& p, const core::Operand& k, const core::Opera
   const int64_t first = tile * kTile;
   const int64_t begin = std::clamp(head.seen.begin, first, first + kTile);
   const int64_t last = std::clamp(head.seen.end, begin, first + kTile);
-  T key[kMaxChannels], value[kMaxChannels], first_value[kMaxChannels];
+  T key[kMaxChannels], value[kMaxChannels] = {}, first_value[kMaxChannels];
   T size = 0, spread = 0;
   if (begin == last || read_row(v, key_offset(head.cache, v, s, head.kv_head, head.seen.begin), p.value_dim,
                                 first_value) >= infinity_bits<T>()) {
