@@ -10,7 +10,7 @@ namespace {
 constexpr int kUnknowns = kMaxRateDim + 1;
 constexpr int kCells = 64;  // per side of the grid over [-1, 1]^2
 
-int cell(double coordinate) { return std::clamp(static_cast<int>((coordinate + 1) * (kCells / 2)), 0, kCells - 1); }
+int cell(double coordinate) { return std::clamp(static_cast<int>((coordinate + 1) * (kCells / 2.0)), 0, kCells - 1); }
 
 // Weighted least squares on (1, z): accumulates the normal equations and solves them by Cholesky.
 class Plane {

@@ -139,12 +139,14 @@ bool run(const LemmasRun& request, const Progress& progress) {
         const double h = bandwidth(i);
         if (!results.contains({{"d", d}, {"n", n}, {"bandwidth", h}})) {
           std::vector<Measurement> repeated;
+          repeated.reserve(static_cast<size_t>(request.repetitions));
           for (int r = 0; r < request.repetitions; ++r) repeated.push_back(measure(request, d, n, h, r));
           for (size_t quantity = 0; quantity < kQuantities.size(); ++quantity) {
             // Short samples add a variance of their own to the bias (that of the design): only the longest count.
             if (quantity != 2 && n != request.sizes.back()) continue;
             for (size_t e = 0; e < kEstimators.size(); ++e) {
               std::vector<double> values;
+              values.reserve(repeated.size());
               for (const Measurement& m : repeated) values.push_back(m[quantity][e]);
               results.add({{"task", "lemmas"},
                            {"d", d},

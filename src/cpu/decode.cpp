@@ -158,7 +158,7 @@ bool read_inputs(const core::ForwardCall& call, const DecodeUnit<T>& unit, Decod
 template <class T>
 void write_result(const core::ForwardCall& call, const DecodeUnit<T>& unit, DecodeRow<T>& row, const double* output) {
   const core::Problem& p = call.problem;
-  double values[kMaxChannels];
+  double values[kMaxChannels] = {};
   if (row.bad) {
     std::fill_n(values, p.value_dim, std::numeric_limits<double>::quiet_NaN());
     row.status = LLA_ROW_NAN;
@@ -245,7 +245,7 @@ bool finish(const core::ForwardCall& call, DecodeUnit<T>& unit) {
   bool solving = false;
   for (int64_t i = 0; i < unit.rows; ++i) {
     DecodeRow<T>& row = unit.row[i];
-    double output[kMaxChannels] = {};
+    double output[kMaxChannels];
     if (row.state == DecodeState::solving) {
       if (decode_steps<T>().output(unit, i, output)) {
         write_result(call, unit, row, output);
