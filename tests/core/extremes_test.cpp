@@ -252,8 +252,7 @@ TEST(Extremes, OneBentWordIsAnsweredAndWritesNothingElse) {
       if (std::find(untouchable.begin(), untouchable.end(), at) != untouchable.end()) continue;
       for (const uint32_t word : bent_words()) {
         if (reduced() && (at / 4 + word) % 3 != 0) continue;
-        lla_forward_args bent;
-        std::memcpy(&bent, &legal, sizeof bent);
+        lla_forward_args bent = static_cast<const lla_forward_args&>(legal);
         std::memcpy(reinterpret_cast<char*>(&bent) + at, &word, 4);
         SCOPED_TRACE(testing::Message() << "word at " << at << " = " << word);
         BackwardArgs none;

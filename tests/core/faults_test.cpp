@@ -230,6 +230,7 @@ TEST(Overlap, TensorsInterleavedInOneBufferAreFine) {
   ASSERT_EQ(lla_forward(&together.args), LLA_OK) << lla_last_error();
   const int64_t row = HostCall::kHeads * HostCall::kDim;
   for (int64_t i = 0; i < HostCall::kLength; ++i) {
+    // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison,cert-flp37-c): the same bits
     EXPECT_EQ(std::memcmp(&buffer[static_cast<size_t>((i * 4 + 3) * row)],
                           &apart.plain[static_cast<size_t>(9000 + i * row)], sizeof(float) * row),
               0)
