@@ -88,7 +88,7 @@ TEST(Results, OneRunAtATimeInAFolder) {
   const pid_t child = fork();
   char byte = 0;
   if (child == 0) {
-    const Results mine = open(s);
+    [[maybe_unused]] const Results mine = open(s);
     if (write(ready[1], "r", 1) == 1 && read(done[0], &byte, 1) == 1) kill(getpid(), SIGKILL);
     _exit(1);
   }

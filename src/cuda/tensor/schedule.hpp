@@ -66,7 +66,7 @@ constexpr QueryBlock block_of_item(const Shape& s, const int32_t* cu_q, const in
   const uint32_t first_pair = static_cast<uint32_t>(item) / (together * blocks) * together;
   const uint32_t in_bundle = static_cast<uint32_t>(item) - first_pair * blocks;
   const uint32_t per_level = pairs - first_pair < together ? pairs - first_pair : together;
-  const uint32_t level = in_bundle / per_level;
+  const uint32_t level = in_bundle / per_level;  // NOLINT(clang-analyzer-core.DivideZero): an item has a pair
   const uint32_t pair = first_pair + in_bundle - level * per_level;
   QueryBlock b{};
   b.batch = static_cast<int32_t>(pair / static_cast<uint32_t>(s.heads_q));
