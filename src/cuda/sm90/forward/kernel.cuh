@@ -14,6 +14,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<ForwardShared<Config>*>(memory);
   shared.init();
+  wait_for_last_kernel();
   const int warpgroup = own_warpgroup();
   ForwardProducer<Config> producer{
       {shared, params, &keys, &values, params.weights + blockIdx.x * params.weights_stride, own_warp()}};

@@ -11,8 +11,8 @@ Status launch_forward(const CUtensorMap& keys, const CUtensorMap& values, const 
                       cudaStream_t stream) {
   constexpr size_t kShared = sizeof(ForwardShared<Config>);
   static_assert(kShared <= 227 * 1024);
-  return launch(forward_kernel<Config>, blocks, Config::kThreads, kShared, stream, "the Hopper forward kernel", keys,
-                values, params);
+  return launch_early(forward_kernel<Config>, dim3(static_cast<unsigned>(blocks)), Config::kThreads, kShared, stream,
+                      "the Hopper forward kernel", keys, values, params);
 }
 
 }  // namespace lla::cuda::sm90
