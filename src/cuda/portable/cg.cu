@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
   const core::Problem& p = a.problem;
   const T log2_factor = log2_scale<T>(p);
   const core::StopRule stop = core::stop_rule(p);
-  const Source k = key_rows<T>(a, a.k, block.sequence, block.head / p.group(), p.dim);
+  const Source k = key_rows(a, block.number, block.sequence, block.head / p.group());
   load_tile<C::kOwn, C>(rows.own_q, query_rows<T>(a.q, block, p.dim), 0, block.count, nullptr, Always{});
 
   Query query[C::kRows];
