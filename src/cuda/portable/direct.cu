@@ -160,13 +160,14 @@ __device__ double form(const Row<T>& row) {
   const int d = threadIdx.x;
   if (d < row.dim) row.mean[d] = sum / omega;
   __syncthreads();
-  const auto rhs = [&](int) {  // of column threadIdx.x
-    return a.grad_o
-               ? sum_gamma_k / omega - sum_gamma / omega * row.mean[d]
-               : row.query_at[d] - (d < p.dim ? static_cast<double>(row.shift[d]) : 0.0) - row.centre[d] - row.mean[d];
+  // Of column threadIdx.x.
+  const auto mean_key = [&](int) { return static_cast<double>(row.shift[d]) + row.centre[d] + row.mean[d]; };
+  const auto rhs = [&](int) {
+    if (a.grad_o) return sum_gamma_k / omega - sum_gamma / omega * row.mean[d];
+    return row.query_at[d] - static_cast<double>(row.shift[d]) - row.centre[d] - row.mean[d];
   };
-  finish_matrix(row.matrix, {static_cast<int>(p.dim), row.dim, omega, row.query.keys()}, row.centre, row.mean,
-                row.smallest, ridge, rhs);
+  finish_matrix(row.matrix, {static_cast<int>(p.dim), row.dim, omega, row.query.keys()}, row.mean, row.smallest,
+                mean_key, ridge, rhs);
   return omega;
 }
 
