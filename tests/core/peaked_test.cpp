@@ -72,7 +72,8 @@ class ResidualTruth : public testing::TestWithParam<data::Kind> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, ResidualTruth,
                          testing::Values(data::Kind::randn, data::Kind::mean, data::Kind::mean10, data::Kind::mean30,
                                          data::Kind::long_both, data::Kind::qk_norm, data::Kind::queries6,
-                                         data::Kind::two_channels, data::Kind::sink),
+                                         data::Kind::queries20, data::Kind::two_channels, data::Kind::rope,
+                                         data::Kind::sink),
                          [](const auto& info) { return data::name(info.param); });
 
 TEST_P(ResidualTruth, OfOkRowsF32) {

@@ -241,18 +241,18 @@ __device__ __forceinline__ bool drift_shows(float tolerance_squared, float start
          drift_squared(balance, steps, largest_key_norm) > 64 * fmaxf(tolerance_squared, kOrdinary) * start;
 }
 
-// What fp32 leaves undecided of E = x·k, squared: twice what the signs of `dim` products let a sum lose at random, and
-// as much again as a sum that passes through x·mean loses there. |x| |k| alone is a bound, and far from it.
+// What fp32 leaves undecided of E = x·k, squared: twice 2^-24 of what a sum of `dim` products with random signs is made
+// of, and of x·mean, which every such sum passes through. |x| |k| would be a bound, and far from what is seen.
 __device__ __forceinline__ float sum_noise_squared(float x_squared, float x_mean, float largest_key_norm, int dim) {
-  const float random = x_squared * (largest_key_norm * largest_key_norm) * (4.0f / static_cast<float>(dim));
-  return 0x1p-48f * fmaf(x_mean, x_mean, random);
+  const float random = x_squared * (largest_key_norm * largest_key_norm) / static_cast<float>(dim);
+  return 0x1p-46f * fmaf(x_mean, x_mean, random);
 }
 
 // How much of that noise a row's output shows, against |v| + |o|; `value` is the head's largest, about four times a
 // usual one, `output` the row's. Above most_told the row is not to be trusted, whatever its residual. The factor is from
 // emulation: with it no OK row of the kinds tested is off by more than 1 %.
 __device__ __forceinline__ float shown_noise(float noise_squared, float balance, float output, float value) {
-  return value > 0 ? 7 * sqrtf(balance * noise_squared) * (value / (value + 4 * output)) : 0.0f;
+  return value > 0 ? 5 * sqrtf(balance * noise_squared) * (value / (value + 4 * output)) : 0.0f;
 }
 
 // What a row's |r| / |right-hand side| is said to be: with the drift; with what rounding the weights by 2^-12 does,
@@ -266,7 +266,7 @@ __device__ __forceinline__ float told_residual(const Solve& s, int row, float ba
   if (!(start > 0)) return -1.0f;
   const float large = fmaxf(balance * (1 + fmaxf(size, 0.0f)) * key, s.loose[row] > 7 ? 15 * start : 0.0f);
   const float weights = 0x1p-24f * (start + fminf(63 * start, large));
-  const float sums = 4 * noise_squared * fminf(balance * key, static_cast<float>(dim) * s.curvature[row]);
+  const float sums = noise_squared * fminf(balance * key, static_cast<float>(dim) * s.curvature[row]);
   return sqrtf((s.rr[row] + weights + drift_squared(balance, steps, largest_key_norm) + sums) / start);
 }
 
