@@ -78,9 +78,8 @@ TEST(GpuPeakedStatus, RowsAreNotDoubtedWithoutCause) {
     double share;  // of rows that may
   };
   constexpr Doubt doubts[] = {{data::Kind::randn, 64, 0},
-                              {data::Kind::mean30, 128, 0.05},
-                              {data::Kind::rope, 64, 0.05},
-                              {data::Kind::rope, 128, 0.1},
+                              {data::Kind::rope, 64, 0.02},
+                              {data::Kind::sink, 64, 0.02},
                               {data::Kind::sink, 128, 0.05}};
   for (const std::string& name : cuda_implementations()) {
     for (const Doubt& doubt : doubts) {

@@ -249,10 +249,10 @@ __device__ __forceinline__ float sum_noise_squared(float x_squared, float x_mean
 }
 
 // How much of that noise a row's output shows, against |v| + |o|; `value` is the head's largest, about four times a
-// usual one, `output` the row's. Above most_told the row is not to be trusted, whatever its residual. The factor is from
-// emulation: with it no OK row of the kinds tested is off by more than 1 %.
+// usual one, `output` the row's. Above most_told the row is not to be trusted, whatever its residual. The factor was
+// found on an H200: with it no OK row of 28,912 is off by more than 1 % (docs/notebook/2026-11-16-hopper-rounding.md).
 __device__ __forceinline__ float shown_noise(float noise_squared, float balance, float output, float value) {
-  return value > 0 ? 7 * sqrtf(balance * noise_squared) * (value / (value + 4 * output)) : 0.0f;
+  return value > 0 ? 9 * sqrtf(balance * noise_squared) * (value / (value + 4 * output)) : 0.0f;
 }
 
 // What a row's |r| / |right-hand side| is said to be: with the drift; with what rounding the weights by 2^-12 does,
