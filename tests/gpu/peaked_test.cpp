@@ -68,8 +68,8 @@ TEST_P(GpuPeaked, Backward) {
   }
 }
 
-// A row is not to be doubted without cause, either: at the smallest ridge of the layer nearly all rows of these kinds are
-// right (core/peaked_test has their errors), and say so.
+// A row is not to be doubted without cause, either: at the smallest ridge of the layer nearly all rows of these kinds
+// are right (core/peaked_test has their errors), and say so.
 TEST(GpuPeakedStatus, RowsAreNotDoubtedWithoutCause) {
   if (!gpu().present) GTEST_SKIP() << "no CUDA device: " << gpu().absent_reason;
   struct Doubt {

@@ -30,8 +30,8 @@ struct MatrixSums {
 };
 
 // From sums about a centre to A, its right-hand side behind it, and what rounding alone can make of a pivot. `mean` is
-// relative to the centre. ridge(d) is asked for by any thread, rhs(d) and mean_key(d), the mean of the keys as they were
-// given, by thread d. All threads of the block take part.
+// relative to the centre. ridge(d) is asked for by any thread, rhs(d) and mean_key(d), the mean of the keys as they
+// were given, by thread d. All threads of the block take part.
 template <class MeanKey, class Ridge, class Rhs>
 __device__ void finish_matrix(Triangle matrix, const MatrixSums& sums, const double* mean, double* smallest,
                               MeanKey mean_key, Ridge ridge, Rhs rhs) {
