@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/key_shift.hpp"
+
 namespace lla::cpu {
 namespace {
 
@@ -27,36 +29,21 @@ T largest_distance(const T* a, const T* b, int64_t channels) {
 
 }  // namespace
 
-// A channel is shifted where its mean is more than twice its spread, by the mean rounded to a power of two near the
-// spread: a number of few digits, so that k - shift is exact, or as good as exact where a key is far from the others.
 template <class T>
 bool find_shift(const core::Operand& k, const core::KeyCache& cache, const core::Sequence& s, core::KeyRange seen,
                 int64_t kv_head, int64_t dim, T* shift) {
-  constexpr int64_t kSample = 32;
-  double sum[kMaxChannels] = {}, squares[kMaxChannels] = {}, first[kMaxChannels] = {};
+  core::ShiftSums sums[kMaxChannels];
   T key[kMaxChannels];
-  int64_t count = 0;
-  const int64_t keys = seen.end - seen.begin, sample = std::min(kSample, keys);
+  const int64_t keys = seen.end - seen.begin, sample = std::min(core::kShiftSample, keys);
   for (int64_t i = 0; i < sample; ++i) {
-    const int64_t j = seen.begin + (2 * i + 1) * keys / (2 * sample);
+    const int64_t j = core::shift_sample(seen.begin, keys, i, sample);
     if (read_row(k, key_offset(cache, k, s, kv_head, j), dim, key) >= huge_bits<T>()) continue;
-    if (count++ == 0) std::copy_n(key, dim, first);
-    for (int64_t c = 0; c < dim; ++c) {
-      const double difference = static_cast<double>(key[c]) - first[c];
-      sum[c] += difference;
-      squares[c] += difference * difference;
-    }
+    for (int64_t c = 0; c < dim; ++c) sums[c].add(static_cast<double>(key[c]));
   }
   bool shifted = false;
   for (int64_t c = 0; c < dim; ++c) {
-    shift[c] = 0;
-    if (count < 2) continue;
-    const double n = static_cast<double>(count), offset = sum[c] / n, mean = first[c] + offset;
-    const double spread = std::sqrt(std::max(0.0, squares[c] / n - offset * offset));
-    if (!(std::abs(mean) > 2 * spread)) continue;
-    const double grid = std::ldexp(1.0, std::ilogb(std::max(spread, std::abs(mean) * 0x1p-20)));
-    shift[c] = static_cast<T>(std::round(mean / grid) * grid);
-    shifted = true;
+    shift[c] = sums[c].shift<T>();
+    shifted |= shift[c] != 0;
   }
   return shifted;
 }

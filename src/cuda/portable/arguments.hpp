@@ -17,7 +17,8 @@ enum RowKind : int32_t {
   kElsewhere = 5    // its output is written elsewhere: the sequence is decoded, or out of bounds and NaN already
 };
 
-// Row arrays are indexed by core::row_index; vectors of a row are contiguous.
+// Row arrays are indexed by core::row_index; vectors of a row are contiguous. Maxima and mean keys are those of the
+// shifted keys.
 template <class T>
 struct RowArrays {
   T* max = nullptr;
@@ -49,6 +50,7 @@ struct Arguments {
   const int32_t* cu_seqlens_k = nullptr;
   core::KeyCache cache;  // forward only
   core::RowOutputs info;
+  T* shift = nullptr;  // what is taken off the keys of a head where they are read; (sequence, key head, channel)
   RowArrays<T> rows;
   // The solve: from `residual` to `solution` (x forward, y backward).
   T* solution = nullptr;
@@ -62,6 +64,8 @@ struct Arguments {
 
 // One launch each, in the order of docs/cuda-portable.md; defined in the .cu file of the same name.
 template <class T>
+Status launch_shift(const Arguments<T>&, cudaStream_t);
+template <class T>
 Status launch_stats(const Arguments<T>&, cudaStream_t);
 template <class T>
 Status launch_cg(const Arguments<T>&, cudaStream_t);
@@ -69,6 +73,9 @@ template <class T>
 Status launch_direct(const Arguments<T>&, cudaStream_t);
 template <class T>
 Status launch_output(const Arguments<T>&, cudaStream_t);
+// Makes the maxima, omegas and mean keys of the saved vector those of the keys as they were given.
+template <class T>
+Status launch_unshift(const Arguments<T>&, cudaStream_t);
 template <class T>
 Status launch_rhs(const Arguments<T>&, cudaStream_t);
 template <class T>

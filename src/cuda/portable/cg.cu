@@ -18,6 +18,7 @@ struct Solve {
   bool ended = false;                            // no further step is possible
   T product = 0;                                 // x . right-hand side: the sum of step * squared
   T steepest = 0;                                // largest curvature per squared length so far
+  T concentration = 0;                           // sum of the squared weights
   T ridge = std::numeric_limits<T>::infinity();  // the smallest of the row's
   T omega = 1, max = 0;
   int64_t ridge_offset = 0;
@@ -27,13 +28,30 @@ struct Solve {
   __device__ T residual() const { return start > T(0) ? sqrt(squared / start) : T(0); }
 };
 
+// Of a row's keys: the second part for their variance, which is not known.
+template <class T>
+__device__ T mean_key_square(const Solve<T>& s, T mean_squares) {
+  return mean_squares + 16 * s.steepest;
+}
+
 // How far b - A x may be from the recurrence's residual, relative to b: products with keys are off by epsilon |k| |d|
 // (src/cpu/stop-inl.hpp, where the same is estimated and checked).
 template <class T>
 __device__ T drift(const Solve<T>& s, T x_squares, T mean_squares) {
-  const T key_squares = mean_squares + 16 * s.steepest;  // the second for the keys' variance, which is not known
+  const T key_squares = mean_key_square(s, mean_squares);
   return 2 * std::numeric_limits<T>::epsilon() * sqrt(key_squares * s.steepest * x_squares / s.start);
 }
+
+// What rounding x.k may do to an output, whatever the residual: the products of a long x (a small ridge, a query far
+// from its keys) lose digits at random, and at the size of x.mean. Where one key has all the weight nothing is left of
+// it: a key less its mean is zero. One has become `row_unit` in the units of x.
+template <class T>
+__device__ T output_noise(const Solve<T>& s, T x_squares, T x_mean, T mean_squares, T dim, T row_unit) {
+  const T squares = x_squares * mean_key_square(s, mean_squares) / dim + x_mean * x_mean;
+  const T balance = fmin(s.concentration, fmax(1 - s.concentration, T(0)));
+  return std::numeric_limits<T>::epsilon() * sqrt(squares * balance) / row_unit;
+}
+inline constexpr double kMostOutputNoise = 1e-3;  // a tenth of what an OK row may be off by
 
 // Vectors and keys of a block, in shared memory, and which rows its threads own.
 template <class T, int kDim>
@@ -101,7 +119,7 @@ struct SolveBlock {
   // part, for the sums.
   __device__ __forceinline__ bool done_by_solution(bool done, const Query& q, Solve<T>& s, const core::StopRule& stop,
                                                    T& lost) const {
-    T squares = 0, ridge_product = 0, ridge_squares = 0, mean_squares = 0;
+    T squares = 0, ridge_product = 0, ridge_squares = 0, mean_squares = 0, with_mean = 0;
     if (done) {
       for_columns<C>(p.dim, [&](int, int, int column) {
         const int64_t at = q.row * p.dim + column;
@@ -109,12 +127,14 @@ struct SolveBlock {
         mean_squares += a.rows.mean_k[at] * a.rows.mean_k[at];
         if (removes(ridge)) return;
         squares += x * x;
+        with_mean += x * a.rows.mean_k[at];
         ridge_product += ridge * x * x;
         ridge_squares += ridge * x * ridge * x;
       });
     }
     squares = row_sum(squares);
     mean_squares = row_sum(mean_squares);
+    with_mean = row_sum(with_mean);
     core::SolveSizes sizes;
     sizes.rhs_squares = s.start;
     sizes.rhs_product = s.product;
@@ -129,8 +149,11 @@ struct SolveBlock {
     const T most = sqrt(static_cast<T>(stop.limit(sizes, q.keys())) / s.start);
     const T promised = sqrt(s.promised / s.start);
     lost = drift(s, squares, mean_squares);
+    const T noise = output_noise(s, squares, with_mean, mean_squares, static_cast<T>(p.dim),
+                                 static_cast<T>(sqrt(sizes.row_unit_squares)));
     const bool doubtful =
-        2 * lost > fmax(promised, static_cast<T>(stop.backward ? 0 : core::default_tolerance(p.dtype)));
+        2 * lost > fmax(promised, static_cast<T>(stop.backward ? 0 : core::default_tolerance(p.dtype))) ||
+        (!stop.backward && noise > static_cast<T>(kMostOutputNoise));
     const T within = doubtful ? most : most - fmin(lost, T(0.5) * most);
     s.limit = within * within * s.start;
     done = s.squared <= s.limit;
@@ -216,7 +239,7 @@ struct SolveBlock {
     // Below this share of the largest curvature a step is rounding noise blown up.
     constexpr T kNoise = 8 * std::numeric_limits<T>::epsilon();
     const T total = row_sum(sum);
-    const T effective_keys = s.omega * s.omega / row_sum(weight_squares);
+    s.concentration = row_sum(weight_squares) / (s.omega * s.omega);
     T curvature = 0, length = 0, next = 0;
     if (s.active) {
       for_columns<C>(p.dim, [&](int c, int e, int column) {
@@ -259,7 +282,7 @@ struct SolveBlock {
     ++s.iterations;
     // A tiny ridge and weights on few keys: the tolerance can be met and the output still be wrong, because the
     // residual says little about the directions that decide it.
-    const bool doubtful = s.ridge < T(1e-3) * s.steepest && effective_keys <= T(2) * static_cast<T>(p.dim);
+    const bool doubtful = s.ridge < T(1e-3) * s.steepest && T(1) <= T(2) * static_cast<T>(p.dim) * s.concentration;
     if (a.rescue && doubtful) s.status = LLA_ROW_BREAKDOWN;
   }
 };
@@ -274,7 +297,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const 
   const core::Problem& p = a.problem;
   const T log2_factor = log2_scale<T>(p);
   const core::StopRule stop = core::stop_rule(p);
-  const Source k = key_rows<T>(a, a.k, block.sequence, block.head / p.group(), p.dim);
+  const Source k = key_rows(a, block.number, block.sequence, block.head / p.group());
   load_tile<C::kOwn, C>(rows.own_q, query_rows<T>(a.q, block, p.dim), 0, block.count, nullptr, Always{});
 
   Query query[C::kRows];

@@ -32,9 +32,9 @@ struct Config {
   static constexpr size_t kOwnBytes = size_t{1} * kOwn * kRowBytes;
   static constexpr size_t kOtherBytes = size_t{1} * kOther * kRowBytes;
   static constexpr size_t kWeightBytes = size_t{1} * kOwn * kWeightStride * sizeof(T);
-  // Per row of the other side: what the pass over queries keeps of each (six values, two mask bounds, a kind and an
-  // exponent).
-  static constexpr size_t kRowDataBytes = size_t{72} * (kOwn > kOther ? kOwn : kOther);
+  // Per row of the other side: what the pass over queries keeps of each (seven values, two mask bounds, a kind and
+  // an exponent).
+  static constexpr size_t kRowDataBytes = size_t{80} * (kOwn > kOther ? kOwn : kOther);
 
   static constexpr size_t shared_bytes(int own_tiles, int other_tiles) {
     return own_tiles * kOwnBytes + other_tiles * kOtherBytes + kWeightBytes + kRowDataBytes;

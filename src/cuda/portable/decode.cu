@@ -299,8 +299,9 @@ __global__ void __launch_bounds__(D::kThreads) decode_solve_kernel(const __grid_
   }
   __syncthreads();
   const auto ridge = [&](int c) { return row.own(d.a.ridge, c); };
+  const auto mean_key = [&](int c) { return centre[c] + mean[c]; };
   const auto rhs = [&](int c) { return row.own(d.a.q, c) - centre[c] - mean[c]; };
-  finish_matrix(matrix, {static_cast<int>(p.dim), dim, merged.omega, row.keys()}, centre, mean, smallest, ridge, rhs);
+  finish_matrix(matrix, {static_cast<int>(p.dim), dim, merged.omega, row.keys()}, mean, smallest, mean_key, ridge, rhs);
   const bool skipped = factor(matrix, dim, smallest, panel);
   back_substitute(matrix, dim, x);
   __syncthreads();

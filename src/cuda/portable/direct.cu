@@ -23,6 +23,7 @@ struct Row {
   const Arguments<T>& a;
   core::Sequence sequence;
   int64_t head, kv_head;
+  const T* shift;
   Query query;
   int dim;  // padded to a multiple of 4
   Triangle matrix;
@@ -38,7 +39,8 @@ struct Row {
   double* gamma;       // per key of the tile: G.(v - mean_v), or forward w (1 + E)
 
   __device__ double key(int64_t j, int d) const {
-    return load_as<double>(a.k.data, a.k.dtype, key_offset(a, a.k, sequence, kv_head, j) + d * a.k.stride[3]);
+    return load_as<double>(a.k.data, a.k.dtype, key_offset(a, a.k, sequence, kv_head, j) + d * a.k.stride[3]) -
+           static_cast<double>(shift[d]);
   }
   __device__ double value(int64_t j, int d) const {
     return load_as<double>(a.v.data, a.v.dtype, key_offset(a, a.v, sequence, kv_head, j) + d * a.v.stride[3]);
@@ -158,12 +160,14 @@ __device__ double form(const Row<T>& row) {
   const int d = threadIdx.x;
   if (d < row.dim) row.mean[d] = sum / omega;
   __syncthreads();
-  const auto rhs = [&](int) {  // of column threadIdx.x
-    return a.grad_o ? sum_gamma_k / omega - sum_gamma / omega * row.mean[d]
-                    : row.query_at[d] - row.centre[d] - row.mean[d];
+  // Of column threadIdx.x.
+  const auto mean_key = [&](int) { return static_cast<double>(row.shift[d]) + row.centre[d] + row.mean[d]; };
+  const auto rhs = [&](int) {
+    if (a.grad_o) return sum_gamma_k / omega - sum_gamma / omega * row.mean[d];
+    return row.query_at[d] - static_cast<double>(row.shift[d]) - row.centre[d] - row.mean[d];
   };
-  finish_matrix(row.matrix, {static_cast<int>(p.dim), row.dim, omega, row.query.keys()}, row.centre, row.mean,
-                row.smallest, ridge, rhs);
+  finish_matrix(row.matrix, {static_cast<int>(p.dim), row.dim, omega, row.query.keys()}, row.mean, row.smallest,
+                mean_key, ridge, rhs);
   return omega;
 }
 
@@ -230,7 +234,9 @@ __device__ bool locate(const Arguments<T>& a, int64_t index, Row<T>& row) {
   const int64_t i = index % p.seqlen_q;
   row.head = index / p.seqlen_q % p.heads_q;
   row.kv_head = row.head / p.group();
-  row.sequence = sequence_of(a, index / p.seqlen_q / p.heads_q);
+  const int64_t number = index / p.seqlen_q / p.heads_q;
+  row.shift = shift_of(a, number, row.kv_head);
+  row.sequence = sequence_of(a, number);
   const core::Sequence& s = row.sequence;
   if (i >= s.length_q) return false;
   const core::KeyRange keys = core::visible_keys(p.mask, s, i, i);

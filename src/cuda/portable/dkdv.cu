@@ -8,10 +8,9 @@ namespace {
 // What a tile of queries needs besides its vectors, in shared memory.
 template <class T>
 struct QueryConstants {
-  static constexpr bool kExcess = sizeof(T) == sizeof(float);
   T* max;
   T* omega;   // divided by the row's share of the block's power of two: see there
-  T* excess;  // of the sum of p a over 1; in double it has no place, and no need
+  T* excess;  // of the sum of p a over 1
   T* mean_e;
   T* tau;
   T* mean_b;
@@ -32,9 +31,9 @@ struct QueryConstants {
     q.tau = q.mean_e + kOther;
     q.mean_b = q.tau + kOther;
     q.c = q.mean_b + kOther;
-    q.kind = reinterpret_cast<int32_t*>(q.c + kOther);
+    q.excess = q.c + kOther;
+    q.kind = reinterpret_cast<int32_t*>(q.excess + kOther);
     q.exponent = q.kind + kOther;
-    q.excess = kExcess ? reinterpret_cast<T*>(q.exponent + kOther) : nullptr;
     return q;
   }
 };
@@ -51,6 +50,7 @@ __device__ int32_t block_max(int32_t value, int32_t* scratch) {
 
 // What a block works on: its keys, and the queries that see any of them.
 struct KeyBlock {
+  int64_t number;  // of the sequence
   core::Sequence sequence;
   int64_t kv_head, first_key, keys;
   int64_t query_begin, query_end;
@@ -60,7 +60,8 @@ struct KeyBlock {
     const core::Problem& p = a.problem;
     const int64_t heads = p.heads_kv * p.batch;
     kv_head = blockIdx.x % heads % p.heads_kv;
-    sequence = core::sequence(p, a.cu_seqlens_q, a.cu_seqlens_k, blockIdx.x % heads / p.heads_kv);
+    number = blockIdx.x % heads / p.heads_kv;
+    sequence = core::sequence(p, a.cu_seqlens_q, a.cu_seqlens_k, number);
     first_key = blockIdx.x / heads * own;  // the first keys are seen by most queries of a causal mask
     keys = sequence.length_k - first_key < own ? sequence.length_k - first_key : own;
     // Begin and end of what a query sees grow with it.
@@ -77,9 +78,7 @@ template <class T, int kDim>
 struct KeyGradients {
   using C = Config<T, kDim>;
   using Products = T[C::kRows][C::kRows];  // of owned keys and a tile's queries
-  static_assert(C::kOther *
-                    (2 * sizeof(int64_t) + (QueryConstants<T>::kExcess ? 7 : 6) * sizeof(T) + 2 * sizeof(int32_t)) <=
-                C::kRowDataBytes);
+  static_assert(C::kOther * (2 * sizeof(int64_t) + 7 * sizeof(T) + 2 * sizeof(int32_t)) <= C::kRowDataBytes);
 
   const Arguments<T>& a;
   const core::Problem& p = a.problem;
@@ -100,8 +99,8 @@ struct KeyGradients {
                                                             C::kWeightBytes)) {}
 
   __device__ __forceinline__ void load_keys() const {
-    const Source k = key_rows<T>(a, a.k, block.sequence, block.kv_head, p.dim);
-    const Source v = key_rows<T>(a, a.v, block.sequence, block.kv_head, p.value_dim);
+    const Source k = key_rows(a, block.number, block.sequence, block.kv_head);
+    const Source v = value_rows(a, block.sequence, block.kv_head);
     load_tile<C::kOwn, C>(own_k, k, block.first_key, block.keys, nullptr, Always{});
     load_tile<C::kOwn, C>(own_v, v, block.first_key, block.keys, nullptr, Always{});
   }
@@ -129,9 +128,7 @@ struct KeyGradients {
       constants.max[i] = counts ? a.rows.max[row + i] : T(0);
       constants.exponent[i] = counts ? a.rows.exponent[row + i] : kNoExponent;
       constants.omega[i] = counts ? PowerOfTwo<T>(block_exponent - constants.exponent[i])(a.rows.omega[row + i]) : T(1);
-      if constexpr (QueryConstants<T>::kExcess) {
-        constants.excess[i] = counts && is_regular(constants.kind[i]) ? a.rows.tau_low[row + i] : T(0);
-      }
+      constants.excess[i] = counts && is_regular(constants.kind[i]) ? a.rows.tau_low[row + i] : T(0);
       constants.mean_e[i] = counts ? a.rows.mean_e[row + i] : T(0);
       constants.tau[i] = counts ? a.rows.tau[row + i] : T(0);
       constants.mean_b[i] = counts ? a.rows.mean_b[row + i] : T(0);
@@ -166,8 +163,7 @@ struct KeyGradients {
         bad[r] |= visible && kind == kBad;
         const bool counts = visible && (is_regular(kind) || kind == kSingle);
         const T weight = counts ? exp2_of(logit[r][c] * log2_factor - constants.max[i]) / constants.omega[i] : T(0);
-        const T excess = QueryConstants<T>::kExcess ? constants.excess[i] : T(0);
-        const T one_plus_e = 1 - excess + (e[r][c] - constants.mean_e[i]);
+        const T one_plus_e = 1 - constants.excess[i] + (e[r][c] - constants.mean_e[i]);
         // A single key's value is its mean: b vanishes, and only dv is left.
         const T b = kind == kSingle ? T(0) : (gamma[r][c] - constants.tau[i]) - (f[r][c] + constants.mean_b[i]);
         pa[r][c] = weight * one_plus_e;

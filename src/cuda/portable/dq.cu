@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dq_kernel(const 
   if (block.count <= 0) return;
   const bool solved = !p.given_x();
   const T log2_factor = log2_scale<T>(p);
-  const Source k = key_rows<T>(a, a.k, block.sequence, block.head / p.group(), p.dim);
-  const Source v = key_rows<T>(a, a.v, block.sequence, block.head / p.group(), p.value_dim);
+  const Source k = key_rows(a, block.number, block.sequence, block.head / p.group());
+  const Source v = value_rows(a, block.sequence, block.head / p.group());
   load_tile<C::kOwn, C>(own_q, query_rows<T>(a.q, block, p.dim), 0, block.count, nullptr, Always{});
   load_tile<C::kOwn, C>(own_g, query_rows<T>(a.grad_o, block, p.value_dim), 0, block.count, nullptr, Always{});
   load_tile<C::kOwn, C>(own_x, array_rows<T>(a.rows.x, block.row, p.dim), 0, block.count, nullptr, Always{});

@@ -30,16 +30,17 @@ struct MatrixSums {
 };
 
 // From sums about a centre to A, its right-hand side behind it, and what rounding alone can make of a pivot. `mean` is
-// relative to the centre. ridge(d) is asked for by any thread, rhs(d) by thread d. All threads of the block take part.
-template <class Ridge, class Rhs>
-__device__ void finish_matrix(Triangle matrix, const MatrixSums& sums, const double* centre, const double* mean,
-                              double* smallest, Ridge ridge, Rhs rhs) {
+// relative to the centre. ridge(d) is asked for by any thread, rhs(d) and mean_key(d), the mean of the keys as they
+// were given, by thread d. All threads of the block take part.
+template <class MeanKey, class Ridge, class Rhs>
+__device__ void finish_matrix(Triangle matrix, const MatrixSums& sums, const double* mean, double* smallest,
+                              MeanKey mean_key, Ridge ridge, Rhs rhs) {
   const int d = threadIdx.x;
   if (d < sums.padded) {
     constexpr double kEpsilon = std::numeric_limits<double>::epsilon();
     const bool removed = d >= sums.dim || removes(ridge(d));
     // Rounding: of the elimination, which is relative to the sums A started from, and of the mean key.
-    const double mean_error = static_cast<double>(sums.keys) * kEpsilon * (centre[d] + mean[d]);
+    const double mean_error = static_cast<double>(sums.keys) * kEpsilon * (removed ? 0 : mean_key(d));
     const double start = matrix.at(d, d) / sums.omega + (removed ? 1 : ridge(d));
     smallest[d] = fmax(sums.padded * kEpsilon * start, mean_error * mean_error);
     matrix.at(sums.padded, d) = removed ? 0 : rhs(d);

@@ -18,6 +18,7 @@ Layout::Layout(const core::Problem& p, int direct_blocks) {
     return here;
   };
   const int64_t rows = p.rows(), scalars = rows * element;
+  shift = take(true, p.batch * p.heads_kv * p.dim * element);
   max = take(true, scalars);
   omega = take(true, scalars);
   mean_k = take(true, scalars * p.dim);

@@ -8,7 +8,7 @@ namespace lla::cuda::portable {
 
 // Byte offsets of the sections, each 256-byte aligned; -1 where a problem has no use for one.
 struct Layout {
-  int64_t max, omega, mean_k, mean_v, x, residual, kind;
+  int64_t shift, max, omega, mean_k, mean_v, x, residual, kind;
   int64_t y, mean_e, tau, tau_low, mean_b, c, exponent, dridge;
   int64_t matrices;
   int64_t bytes;

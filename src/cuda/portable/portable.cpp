@@ -86,6 +86,7 @@ Arguments<T> arguments(const Call& call, const core::Plan& plan) {
   const Layout layout(call.problem, plan.workers);
   const auto at = [&](int64_t offset) { return offset < 0 ? nullptr : static_cast<char*>(call.workspace) + offset; };
   const auto array = [&](int64_t offset) { return reinterpret_cast<T*>(at(offset)); };
+  a.shift = array(layout.shift);
   a.rows.max = array(layout.max);
   a.rows.omega = array(layout.omega);
   a.rows.mean_k = array(layout.mean_k);
@@ -146,10 +147,12 @@ Status run(const core::ForwardCall& call, const core::Plan& plan) {
     a.rows.x = base + saved.x;
   }
   a.solution = a.rows.x;
+  LLA_RETURN_IF_ERROR(launch_shift(a, stream));
   LLA_RETURN_IF_ERROR(launch_stats(a, stream));
   LLA_RETURN_IF_ERROR(solve(a, stream));
   LLA_RETURN_IF_ERROR(launch_output(a, stream));
-  return solve_rest_directly(a, stream);
+  LLA_RETURN_IF_ERROR(solve_rest_directly(a, stream));
+  return call.saved != nullptr ? launch_unshift(a, stream) : Status();
 }
 
 // The statistics are worked out again: they must belong to the weights this pass computes, whoever ran the forward.
@@ -165,6 +168,7 @@ Status run(const core::BackwardCall& call, const core::Plan& plan) {
   a.dx = call.dx;
   a.rows.x = static_cast<T*>(const_cast<void*>(call.saved)) + core::SavedLayout(call.problem).x;
   a.solution = a.rows.y;
+  LLA_RETURN_IF_ERROR(launch_shift(a, stream));
   LLA_RETURN_IF_ERROR(launch_stats(a, stream));
   LLA_RETURN_IF_ERROR(launch_rhs(a, stream));
   LLA_RETURN_IF_ERROR(solve(a, stream));

@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) rhs_kernel(const
   const QueryBlock block = query_block(a, blockIdx.x, C::kOwn);
   if (block.count <= 0) return;
   const T log2_factor = log2_scale<T>(p);
-  const Source k = key_rows<T>(a, a.k, block.sequence, block.head / p.group(), p.dim);
-  const Source v = key_rows<T>(a, a.v, block.sequence, block.head / p.group(), p.value_dim);
+  const Source k = key_rows(a, block.number, block.sequence, block.head / p.group());
+  const Source v = value_rows(a, block.sequence, block.head / p.group());
   for (int i = threadIdx.x; i < C::kOwn; i += C::kThreads) bad_gradient[i] = 0;
   __syncthreads();
   load_tile<C::kOwn, C>(own_q, query_rows<T>(a.q, block, p.dim), 0, block.count, nullptr, Always{});

@@ -92,6 +92,7 @@ __device__ __forceinline__ T log2_scale(const core::Problem& p) {
 
 // One tile of queries of one head of one sequence.
 struct QueryBlock {
+  int64_t number;  // of the sequence
   core::Sequence sequence;
   int64_t head;
   int64_t first;      // query index within the sequence
@@ -127,7 +128,8 @@ __device__ QueryBlock query_block(const Arguments<T>& a, int64_t block, int own)
   const int64_t tiles = (p.seqlen_q + own - 1) / own;
   QueryBlock result;
   result.head = block % heads % p.heads_q;
-  result.sequence = sequence_of(a, block % heads / p.heads_q);
+  result.number = block % heads / p.heads_q;
+  result.sequence = sequence_of(a, result.number);
   const core::Sequence& s = result.sequence;
   result.first = (tiles - 1 - block / heads) * own;
   result.count = s.length_q - result.first < own ? s.length_q - result.first : own;
@@ -169,14 +171,29 @@ __device__ Source query_rows(const core::Operand& t, const QueryBlock& b, int64_
   return tensor_rows<T>(t, b.sequence.batch, b.sequence.start_q + b.first, b.head, columns);
 }
 template <class T>
-__device__ Source key_rows(const Arguments<T>& a, const core::Operand& t, const core::Sequence& s, int64_t kv_head,
-                           int64_t columns) {
+__device__ Source cached_rows(const Arguments<T>& a, const core::Operand& t, const core::Sequence& s, int64_t kv_head,
+                              int64_t columns) {
   if (a.cache.page_size == 0) return tensor_rows<T>(t, s.batch, s.start_k, kv_head, columns);
   Source rows = tensor_rows<T>(t, 0, 0, kv_head, columns);
   rows.pages = a.cache.table + s.batch * a.cache.table_stride;
   rows.page_size = a.cache.page_size;
   rows.page_stride = t.stride[0];
   return rows;
+}
+// What is taken off the keys of a head of sequence `number`.
+template <class T>
+__device__ __forceinline__ T* shift_of(const Arguments<T>& a, int64_t number, int64_t kv_head) {
+  return a.shift + (number * a.problem.heads_kv + kv_head) * a.problem.dim;
+}
+template <class T>
+__device__ Source key_rows(const Arguments<T>& a, int64_t number, const core::Sequence& s, int64_t kv_head) {
+  Source rows = cached_rows<T>(a, a.k, s, kv_head, a.problem.dim);
+  rows.shift = shift_of(a, number, kv_head);
+  return rows;
+}
+template <class T>
+__device__ Source value_rows(const Arguments<T>& a, const core::Sequence& s, int64_t kv_head) {
+  return cached_rows<T>(a, a.v, s, kv_head, a.problem.value_dim);
 }
 
 // Offset of a row of a (batch, position, head, channel) tensor.

@@ -48,6 +48,7 @@ __device__ void write_row(const Arguments<T>& a, const QueryBlock& block, const 
                           const RowResult<C, T>& result) {
   const core::Problem& p = a.problem;
   const int64_t kv_head = block.head / p.group();
+  const T* const shift = shift_of(a, block.number, kv_head);
   // One key: the mean is that key to the last bit, which a quotient of rounded sums is not.
   const auto mean = [&](const core::Operand& t, T sum, int column) {
     if (result.kind == kEmpty) return T(0);
@@ -60,7 +61,7 @@ __device__ void write_row(const Arguments<T>& a, const QueryBlock& block, const 
   });
   for_columns<C>(p.dim, [&](int c, int e, int column) {
     const int64_t at = q.row * p.dim + column;
-    const T mean_k = mean(a.k, result.sum_k->at[r][c].at[e], column);
+    const T mean_k = mean(a.k, result.sum_k->at[r][c].at[e], column) - (result.kind == kSingle ? shift[column] : T(0));
     a.rows.mean_k[at] = mean_k;
     if (a.problem.operation == core::Operation::backward) return;
     const bool regular = result.kind == kRegular;
@@ -70,7 +71,7 @@ __device__ void write_row(const Arguments<T>& a, const QueryBlock& block, const 
       a.rows.x[at] = regular ? given : result.kind == kBad ? nan_value<T>() : T(0);
     } else {
       const int64_t offset = row_offset(a.q, block.sequence, block.head, q.index);
-      const T query = load_as<T>(a.q.data, a.q.dtype, offset + column * a.q.stride[3]);
+      const T query = load_as<T>(a.q.data, a.q.dtype, offset + column * a.q.stride[3]) - shift[column];
       a.rows.residual[at] = regular ? query - mean_k : T(0);
       T x = result.kind == kBad ? nan_value<T>() : T(0);
       if (result.kind == kSingle) {
@@ -151,8 +152,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) stats_kernel(con
   if (decodes(p, block.sequence.length_q)) return leave_to_decode<C>(a, block);
   if (p.cache && (!block.sequence.valid || !has_pages<C>(a, block.sequence))) return write_invalid<C>(a, block);
   if (block.count <= 0) return;
-  const Source k = key_rows<T>(a, a.k, block.sequence, block.head / p.group(), p.dim);
-  const Source v = key_rows<T>(a, a.v, block.sequence, block.head / p.group(), p.value_dim);
+  const Source k = key_rows(a, block.number, block.sequence, block.head / p.group());
+  const Source v = value_rows(a, block.sequence, block.head / p.group());
   const T log2_factor = log2_scale<T>(p);
 
   for (int i = threadIdx.x; i < C::kOwn + C::kOther; i += C::kThreads) bad_query[i] = 0;

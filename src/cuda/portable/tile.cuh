@@ -44,6 +44,7 @@ struct Source {
   const int32_t* pages = nullptr;
   int64_t page_size = 0;
   int64_t page_stride = 0;
+  const void* shift = nullptr;  // keys: what is taken off every row, in the arithmetic type; null: nothing
 
   __device__ __forceinline__ int64_t row(int64_t r) const {
     if (pages == nullptr) return offset + r * row_stride;
@@ -127,6 +128,16 @@ __device__ __forceinline__ bool clean(Vec<T>& v) {
   return found;
 }
 
+// v -= piece `column` of the shift.
+template <class T>
+__device__ __forceinline__ void take_off(Vec<T>& v, const T* shift, int column, int columns) {
+#pragma unroll
+  for (int e = 0; e < Vec<T>::kSize; ++e) {
+    const int c = column * Vec<T>::kSize + e;
+    if (c < columns) v.at[e] -= shift[c];
+  }
+}
+
 // Number of 16-byte pieces that hold `columns` elements.
 template <class T>
 __device__ __forceinline__ int pieces(int64_t columns) {
@@ -147,6 +158,7 @@ __device__ void load_tile(Tile<T, kDim> tile, const Source& source, int64_t firs
       Vec<T> v{};
       if (present) v = read_vec<T>(source, at, c);
       if (clean(v) && bad != nullptr) bad[row] = 1;
+      if (present && source.shift != nullptr) take_off(v, static_cast<const T*>(source.shift), c, source.columns);
       tile.vec(row, c) = v;
     }
   }

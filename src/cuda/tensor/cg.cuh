@@ -47,7 +47,7 @@ struct Solve {
 // to them.
 struct Course {
   Pair<float> size;   // forward: Σ w E² of the solution so far; backward: its |x|²
-  Pair<float> along;  // x·d of the fp16 direction
+  Pair<float> along;  // x·d of the fp16 direction; after the forward's solve sum_noise_squared
   // Known before the solve: in the forward how far from 0 and 1 a row's largest weight is, in the backward x·(q - mean
   // key) of the forward's x.
   Pair<float> note;
@@ -241,16 +241,32 @@ __device__ __forceinline__ bool drift_shows(float tolerance_squared, float start
          drift_squared(balance, steps, largest_key_norm) > 64 * fmaxf(tolerance_squared, kOrdinary) * start;
 }
 
+// What fp32 leaves undecided of E = x·k, squared: twice 2^-24 of what a sum of `dim` products with random signs is made
+// of, and of x·mean, which every such sum passes through. |x| |k| would be a bound, and far from what is seen.
+__device__ __forceinline__ float sum_noise_squared(float x_squared, float x_mean, float largest_key_norm, int dim) {
+  const float random = x_squared * (largest_key_norm * largest_key_norm) / static_cast<float>(dim);
+  return 0x1p-46f * fmaf(x_mean, x_mean, random);
+}
+
+// How much of that noise a row's output shows, against |v| + |o|; `value` is the head's largest, about four times a
+// usual one, `output` the row's. Above most_told the row is not to be trusted, whatever its residual. The factor was
+// found on an H200: with it no OK row of 28,912 is off by more than 1 % (docs/notebook/2026-11-16-hopper-rounding.md).
+__device__ __forceinline__ float shown_noise(float noise_squared, float balance, float output, float value) {
+  return value > 0 ? 9 * sqrtf(balance * noise_squared) * (value / (value + 4 * output)) : 0.0f;
+}
+
 // What a row's |r| / |right-hand side| is said to be: with the drift; with what rounding the weights by 2^-12 does,
 // which is that of the right-hand side and, where 1 + E is large or weights are small (M is loose), up to eight times
-// that; and with what fp32 leaves of E = x·k where x is long (few keys, a small λ). One key, or nothing to solve: -1.
+// that; and with what the noise of E makes of W E k where x is long (few keys, a small λ): w |k - mean|² of a key is at
+// most the trace of the covariance, which `dim` times the largest curvature bounds: one long key without weight counts
+// for nothing. One key, or nothing to solve: -1.
 __device__ __forceinline__ float told_residual(const Solve& s, int row, float balance, float steps, float size,
-                                               float x_squared, float largest_key_norm) {
+                                               float noise_squared, float largest_key_norm, int dim) {
   const float start = s.rr_start[row], key = largest_key_norm * largest_key_norm;
   if (!(start > 0)) return -1.0f;
   const float large = fmaxf(balance * (1 + fmaxf(size, 0.0f)) * key, s.loose[row] > 7 ? 15 * start : 0.0f);
   const float weights = 0x1p-24f * (start + fminf(63 * start, large));
-  const float sums = (0x1p-24f * key) * (0x1p-24f * key) * balance * x_squared;
+  const float sums = noise_squared * fminf(balance * key, static_cast<float>(dim) * s.curvature[row]);
   return sqrtf((s.rr[row] + weights + drift_squared(balance, steps, largest_key_norm) + sums) / start);
 }
 

@@ -416,7 +416,9 @@ struct SolveConsumer : TargetPass<Config> {
       solve_params.sizes[index] = sizes;
       if (params.info.iterations != nullptr) params.info.iterations[index] = solve.iterations[r];
       const float balance = power_of_two(smaller(start[r].rest, -1));
-      const float told = told_residual(solve, r, balance, course.steps[r], 0, y_squared[r], head.key_norm);
+      // y·mean is not at hand, so the bound.
+      const float noise = 0x1p-48f * y_squared[r] * (head.key_norm * head.key_norm);
+      const float told = told_residual(solve, r, balance, course.steps[r], 0, noise, head.key_norm, params.dim);
       if (params.info.residual != nullptr) params.info.residual[index] = told;
       if (params.info.status != nullptr) params.info.status[index] = this->told_status(solve, r, told);
     }

@@ -387,11 +387,17 @@ struct ForwardConsumer : Solver<Config> {
     // All threads are then done with the residual, whose place takes x's low part.
     Course course;
     SolveMemory::fetch_course(course, this->row_state(), lane);
-    Pair<float> squares = {0, 0};
+    Pair<float> squares = {0, 0}, with_mean = {0, 0};
 #pragma unroll
-    for (int e = 0; e < kDim / 2; ++e) squares[row_of(e)] = fmaf(x[e], x[e], squares[row_of(e)]);
+    for (int e = 0; e < kDim / 2; ++e) {
+      squares[row_of(e)] = fmaf(x[e], x[e], squares[row_of(e)]);
+      with_mean[row_of(e)] = fmaf(x[e], mean[e], with_mean[row_of(e)]);
+    }
 #pragma unroll
-    for (int r = 0; r < 2; ++r) course.along[r] = squares[r] = quad_sum(squares[r]);  // for what the row says
+    for (int r = 0; r < 2; ++r) {
+      squares[r] = quad_sum(squares[r]);
+      course.along[r] = sum_noise_squared(squares[r], quad_sum(with_mean[r]), head.key_norm, params.dim);
+    }
     const bool low = this->any(needs_low_part(squares, solve));
     SolveMemory::store_course(this->row_state(), course, lane);
     Pair<float> one;
@@ -482,11 +488,17 @@ struct ForwardConsumer : Solver<Config> {
       const int r = row_of(e);
       acc[e] = divide(acc[e], total[r], inverse[r]) * scale[r];
     }
+    Pair<float> largest = {0, 0};
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) largest[row_of(e)] = fmaxf(largest[row_of(e)], fabsf(acc[e]));
+#pragma unroll
+    for (int r = 0; r < 2; ++r) largest[r] = quad_max(largest[r]);
     this->sync_warpgroup();  // x's low part has been read by all
     store_output<kDim>(params.o, acc, params.value_dim, b.block, tiles().first_row, lane,
                        shared.spare_operand(warpgroup));
     if (params.saved.x != nullptr) save_vectors(b.block, b.copy_index, head, solve, lane);
     if (lane.column != 0) return;
+    const float value = __uint_as_float(params.heads[b.copy_index].largest_value);
     Course course;
     SolveMemory::fetch_course(course, this->row_state(), lane);
 #pragma unroll
@@ -494,10 +506,11 @@ struct ForwardConsumer : Solver<Config> {
       if (!own_rows.exists[r]) continue;
       const int64_t index = row_index(params, b.block, own_rows.row[r]);
       if (params.info.iterations != nullptr) params.info.iterations[index] = solve.iterations[r];
-      const float told =
-          told_residual(solve, r, course.note[r], course.steps[r], course.size[r], course.along[r], head.key_norm);
+      const float told = told_residual(solve, r, course.note[r], course.steps[r], course.size[r], course.along[r],
+                                       head.key_norm, params.dim);
+      const float shown = shown_noise(course.along[r], course.note[r], largest[r], value);
       if (params.info.residual != nullptr) params.info.residual[index] = told;
-      if (params.info.status != nullptr) params.info.status[index] = this->told_status(solve, r, told);
+      if (params.info.status != nullptr) params.info.status[index] = this->told_status(solve, r, fmaxf(told, shown));
     }
   }
 };
