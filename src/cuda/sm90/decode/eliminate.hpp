@@ -15,45 +15,43 @@ inline constexpr int kGrid = 16;  // threads along a side of the matrix
 struct alignas(16) Four {
   float at[4];
 };
-constexpr void load_eight(float (&to)[kPanel], const Four* from) {
-  const Four a = from[0], b = from[1];
+constexpr Four load_four(const float* from) { return *reinterpret_cast<const Four*>(from); }
+constexpr void load_eight(float (&to)[kPanel], const float* from) {
+  const Four a = load_four(from), b = load_four(from + 4);
+#pragma unroll
   for (int i = 0; i < 4; ++i) to[i] = a.at[i], to[4 + i] = b.at[i];
 }
-constexpr void store_eight(Four* to, const float (&from)[kPanel]) {
-  to[0] = {from[0], from[1], from[2], from[3]};
-  to[1] = {from[4], from[5], from[6], from[7]};
+constexpr void store_eight(float* to, const float (&from)[kPanel]) {
+  Four* const fours = reinterpret_cast<Four*>(to);
+  fours[0] = {from[0], from[1], from[2], from[3]};
+  fours[1] = {from[4], from[5], from[6], from[7]};
 }
 
 template <int kDim>
 struct Matrix {
   // Rows of the lower triangle, each with its whole last panel and four floats more, so that no two of eight rows lie
   // in the same banks. First the matrix, in the end L.
-  static constexpr int row_start(int row) {
-    const int panels = row / kPanel + 1;
-    return 4 * kPanel * (panels - 1) * panels + kPanel * (row % kPanel) * panels + 4 * row;
+  static constexpr unsigned row_start(unsigned row) {
+    const unsigned panel = row / kPanel;
+    return 32 * panel * (panel + 2) + row % kPanel * (8 * panel + 12);
   }
   // Where the panel's transposed columns have a row: those of a thread, every sixteenth, lie together.
-  static constexpr int place(int row) { return row / 64 * 64 + row % kGrid * 4 + row / kGrid % 4; }
-  static constexpr int kRhs = kDim;  // row of the right-hand side in `columns`
+  static constexpr unsigned place(unsigned row) { return row / 64 * 64 + row % kGrid * 4 + row / kGrid % 4; }
+  static constexpr int kRhs = kDim;     // row of the right-hand side in `columns`
+  static constexpr int kColumnRow = 12;  // floats of a row of them, that no two of eight lie in the same banks
 
-  Four lower[row_start(kDim) / 4];
-  Four columns[kDim + 1][3];          // of the next panel, as they are
-  Four panel[kPanel][kDim / 4];       // of the current one, eliminated, transposed
-  Four scaled[kPanel][kDim / 4];      // and over the pivots
-  Four right[2];                      // the right-hand side's part, over the pivots
-  Four rhs[kDim / 4];                 // the right-hand side, in the end D^-1 L^-1 of it
-  float start[kDim];                  // the diagonal before anything was taken from it, uncentred
-  Four limit[kDim / 4];               // pivots up to this are dropped
-  Four pivot[kDim / 4];
+  alignas(16) float lower[row_start(kDim)];
+  alignas(16) float columns[(kDim + 1) * kColumnRow];  // of the next panel, as they are
+  alignas(16) float panel[kPanel * kDim];              // of the current one, eliminated, transposed
+  alignas(16) float scaled[kPanel * kDim];             // and over the pivots
+  alignas(16) float right[kPanel];                     // the right-hand side's part, over the pivots
+  alignas(16) float rhs[kDim];                         // the right-hand side, in the end D^-1 L^-1 of it
+  alignas(16) float start[kDim];                       // the diagonal before anything was taken from it, uncentred
+  alignas(16) float limit[kDim];                       // pivots up to this are dropped
+  alignas(16) float pivot[kDim];
 
-  constexpr float& at(int row, int column) {
-    const int i = row_start(row) + column;
-    return lower[i / 4].at[i % 4];
-  }
-  constexpr const float& at(int row, int column) const {
-    const int i = row_start(row) + column;
-    return lower[i / 4].at[i % 4];
-  }
+  constexpr float& at(unsigned row, unsigned column) { return lower[row_start(row) + column]; }
+  constexpr const float& at(unsigned row, unsigned column) const { return lower[row_start(row) + column]; }
 };
 
 // A pivot at most this part of its start is all rounding: reported.
@@ -65,45 +63,48 @@ struct Remaining {
   static constexpr int kBlocks = kDim / kGrid;
   float at[kBlocks][kBlocks];
   float rhs;
-  int thread, row, column;
+  unsigned thread, row, column;
 
-  constexpr Remaining(const Matrix<kDim>& m, int thread_)
+  constexpr Remaining(const Matrix<kDim>& m, unsigned thread_)
       : at{}, rhs(0), thread(thread_), row(thread_ / kGrid), column(thread_ % kGrid) {
+    const float* const first = &m.at(row, column);
 #pragma unroll
     for (int a = 0; a < kBlocks; ++a) {
 #pragma unroll
       for (int b = 0; b <= a; ++b) {
         // On the diagonal what is above it has no place and is never looked at.
-        if (a > b || column <= row) at[a][b] = m.at(row + kGrid * a, column + kGrid * b);
+        // row_start(row + 16 a) = row_start(row) + 16 a row + 128 a (a + 1)
+        if (a > b || column <= row) at[a][b] = first[kGrid * a * row + 128 * a * (a + 1) + kGrid * b];
       }
     }
-    if (thread < kDim) rhs = m.rhs[thread / 4].at[thread % 4];
+    if (thread < kDim) rhs = m.rhs[thread];
   }
 
   // The columns of a panel, by those who have them.
-  constexpr void publish(Matrix<kDim>& m, int panel) const {
+  constexpr void publish(Matrix<kDim>& m, unsigned panel) const {
     if (thread < kDim && thread / kPanel == panel) column_of(m, Matrix<kDim>::kRhs, thread % kPanel) = rhs;
     if (column / kPanel != panel % 2) return;
 #pragma unroll
-    for (int b = 0; b < kBlocks; ++b) {
+    for (unsigned b = 0; b < kBlocks; ++b) {
       if (b != panel / 2) continue;
 #pragma unroll
-      for (int a = b; a < kBlocks; ++a) column_of(m, row + kGrid * a, column % kPanel) = at[a][b];
+      for (unsigned a = b; a < kBlocks; ++a) column_of(m, row + kGrid * a, column % kPanel) = at[a][b];
     }
   }
 
   // Takes L D Lᵀ of a panel off what is behind it.
-  constexpr void update(const Matrix<kDim>& m, int panel) {
-    const int first = (panel + 1) / 2;  // block of columns that is not done
+  constexpr void update(const Matrix<kDim>& m, unsigned panel) {
+    const unsigned first = (panel + 1) / 2;  // block of columns that is not done
 #pragma unroll 1
     for (int k = 0; k < kPanel; k += 2) {
       float l[2][kBlocks]{}, u[2][kBlocks]{};
 #pragma unroll
-      for (int half = 0; half < kBlocks / 4; ++half) {
+      for (unsigned half = 0; half < kBlocks / 4; ++half) {
         if (4 * half + 3 < first) continue;
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const Four x = m.scaled[k + e][16 * half + row], y = m.panel[k + e][16 * half + column];
+          const unsigned at = (k + e) * kDim + 64 * half;
+          const Four x = load_four(&m.scaled[at + 4 * row]), y = load_four(&m.panel[at + 4 * column]);
 #pragma unroll
           for (int i = 0; i < 4; ++i) l[e][4 * half + i] = x.at[i], u[e][4 * half + i] = y.at[i];
         }
@@ -122,13 +123,15 @@ struct Remaining {
     if (thread >= kDim) return;
     float right[kPanel]{};
     load_eight(right, m.right);
-    const int at_row = Matrix<kDim>::place(thread);
+    const float* const mine = &m.panel[Matrix<kDim>::place(thread)];
 #pragma unroll
-    for (int k = 0; k < kPanel; ++k) rhs -= right[k] * m.panel[k][at_row / 4].at[at_row % 4];
+    for (int k = 0; k < kPanel; ++k) rhs -= right[k] * mine[k * kDim];
   }
 
  private:
-  static constexpr float& column_of(Matrix<kDim>& m, int row, int j) { return m.columns[row][j / 4].at[j % 4]; }
+  static constexpr float& column_of(Matrix<kDim>& m, unsigned row, unsigned j) {
+    return m.columns[row * Matrix<kDim>::kColumnRow + j];
+  }
 
   template <int b>
   constexpr void subtract(const float (&l)[2][kBlocks], const float (&u)[2][kBlocks]) {
@@ -145,14 +148,15 @@ struct Remaining {
 // Eliminates a panel's columns in the thread-th row from its first on, behind the last in the right-hand side. Every
 // thread factors the panel's diagonal block for itself: that takes less time than to pass it on.
 template <int kDim, class Inverse>
-constexpr void eliminate_panel(Matrix<kDim>& m, int panel, int thread, const Inverse& inverse_of) {
-  const int first = kPanel * panel, row = first + thread;
+constexpr void eliminate_panel(Matrix<kDim>& m, unsigned panel, unsigned thread, const Inverse& inverse_of) {
+  const unsigned first = kPanel * panel, row = first + thread;
+  constexpr unsigned kRow = Matrix<kDim>::kColumnRow;
   if (row > kDim) return;
   float block[kPanel][kPanel]{}, u[kPanel]{}, over[kPanel]{}, limit[kPanel]{}, pivot[kPanel]{};
 #pragma unroll
-  for (int i = 0; i < kPanel; ++i) load_eight(block[i], m.columns[first + i]);
-  load_eight(limit, &m.limit[first / 4]);
-  load_eight(u, m.columns[row]);
+  for (int i = 0; i < kPanel; ++i) load_eight(block[i], &m.columns[(first + i) * kRow]);
+  load_eight(limit, &m.limit[first]);
+  load_eight(u, &m.columns[row * kRow]);
 #pragma unroll
   for (int j = 0; j < kPanel; ++j) {
     pivot[j] = block[j][j];
@@ -166,20 +170,17 @@ constexpr void eliminate_panel(Matrix<kDim>& m, int panel, int thread, const Inv
       u[i] -= l * u[j];
     }
   }
-  if (thread == 0) store_eight(&m.pivot[first / 4], pivot);
+  if (thread == 0) store_eight(&m.pivot[first], pivot);
   if (row == kDim) {
     store_eight(m.right, over);
-    store_eight(&m.rhs[first / 4], over);
+    store_eight(&m.rhs[first], over);
     return;
   }
-  store_eight(&m.lower[(Matrix<kDim>::row_start(row) + first) / 4], over);
+  store_eight(&m.at(row, first), over);
   if (thread < kPanel) return;
-  const int at = Matrix<kDim>::place(row);
+  const unsigned at = Matrix<kDim>::place(row);
 #pragma unroll
-  for (int k = 0; k < kPanel; ++k) {
-    m.panel[k][at / 4].at[at % 4] = u[k];
-    m.scaled[k][at / 4].at[at % 4] = over[k];
-  }
+  for (int k = 0; k < kPanel; ++k) m.panel[k * kDim + at] = u[k], m.scaled[k * kDim + at] = over[k];
 }
 
 }  // namespace lla::cuda::sm90::decode

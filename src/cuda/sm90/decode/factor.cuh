@@ -16,12 +16,12 @@ template <int kDim>
 __device__ void factor(Matrix<kDim>& m) {
   constexpr int kPanels = kDim / kPanel;
   __syncthreads();
-  Remaining<kDim> rest(m, static_cast<int>(threadIdx.x));
+  Remaining<kDim> rest(m, threadIdx.x);
   rest.publish(m, 0);
 #pragma unroll 1
   for (int panel = 0; panel < kPanels; ++panel) {
     __syncthreads();
-    eliminate_panel(m, panel, static_cast<int>(threadIdx.x), inverse_approx);
+    eliminate_panel(m, panel, threadIdx.x, inverse_approx);
     if (panel + 1 == kPanels) break;
     __syncthreads();
     rest.update(m, panel);
@@ -35,7 +35,7 @@ template <int kDim>
 __device__ __forceinline__ float smallest_pivot(const Matrix<kDim>& m) {
   float smallest = 1;
   for (int d = threadIdx.x % 32; d < kDim; d += 32) {
-    if (m.start[d] > 0) smallest = fminf(smallest, m.pivot[d / 4].at[d % 4] / m.start[d]);
+    if (m.start[d] > 0) smallest = fminf(smallest, m.pivot[d] / m.start[d]);
   }
 #pragma unroll
   for (int by = 1; by < 32; by *= 2) smallest = fminf(smallest, __shfl_xor_sync(0xffffffffu, smallest, by));
@@ -49,25 +49,24 @@ __device__ void back_substitute(const Matrix<kDim>& m, float* x) {
   if (threadIdx.x >= 32) return;
   constexpr int kOwn = kDim / 32;  // elements of a thread
   const int lane = threadIdx.x;
-  const auto rows = [&](int row, int from) { return reinterpret_cast<const float*>(m.lower) + m.row_start(row) + from; };
   float own[kOwn];
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) own[i] = reinterpret_cast<const float*>(m.rhs)[kOwn * lane + i];
+  for (int i = 0; i < kOwn; ++i) own[i] = m.rhs[kOwn * lane + i];
 #pragma unroll 1
   for (int first = kDim - kPanel; first >= 0; first -= kPanel) {
     float solved[kPanel], l[kPanel][kPanel], before[kPanel][kOwn];
 #pragma unroll
-    for (int j = 1; j < kPanel; ++j) load_eight(l[j], reinterpret_cast<const Four*>(rows(first + j, first)));
+    for (int j = 1; j < kPanel; ++j) load_eight(l[j], &m.at(first + j, first));
 #pragma unroll
     for (int j = 0; j < kPanel; ++j) {
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) before[j][i] = 0;
       if (kOwn * lane >= first) continue;
       if constexpr (kOwn == 4) {
-        const float4 four = *reinterpret_cast<const float4*>(rows(first + j, kOwn * lane));
+        const float4 four = *reinterpret_cast<const float4*>(&m.at(first + j, kOwn * lane));
         before[j][0] = four.x, before[j][1] = four.y, before[j][2] = four.z, before[j][3] = four.w;
       } else {
-        const float2 two = *reinterpret_cast<const float2*>(rows(first + j, kOwn * lane));
+        const float2 two = *reinterpret_cast<const float2*>(&m.at(first + j, kOwn * lane));
         before[j][0] = two.x, before[j][1] = two.y;
       }
     }
@@ -83,7 +82,7 @@ __device__ void back_substitute(const Matrix<kDim>& m, float* x) {
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) own[i] = fmaf(-before[j][i], solved[j], own[i]);
     }
-    if (lane == 0) store_eight(reinterpret_cast<Four*>(x + first), solved);
+    if (lane == 0) store_eight(x + first, solved);
   }
 }
 

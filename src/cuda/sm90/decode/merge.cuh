@@ -40,20 +40,21 @@ __device__ __forceinline__ void add_scaled(float4& x, float f, const float4& y) 
 }
 
 // Matrices lie in strips of 16 rows, as one warp of the consumers holds them: rows g and g + 8 of a thread, of every
-// eight columns (a quad) two. Of the values' products a block takes every kCluster-th strip, its warps share the strips
-// out. Of the keys' it takes the lower triangle: of a cluster each block its strip, else every two strips, one from
-// each end, have some warps.
+// eight columns (a quad) two. Of a cluster each block takes a strip and its warps the quads in turn. A block alone has
+// its warps take strips of the values' products; of the keys' it takes 64 rows with four warps, quad by quad.
 template <int kDim, int kCluster>
 struct RowParts {
+  static constexpr bool kAlone = kCluster == 1;
   static constexpr int kWarps = kSolveThreads / 32;
   static constexpr int kStrips = kDim / 16 / kCluster;             // of a block
   static constexpr int kSplit = kWarps / kStrips;                  // warps that share a strip's quads
   static constexpr int kQuads = (kDim / 8 + kSplit - 1) / kSplit;  // of a warp, at most
   static constexpr int kAtOnce = kQuads < 8 ? kQuads : 8;
-  static constexpr int kShare = kCluster > 1 ? kWarps : kWarps / (kDim / 32);  // warps that share tiles of keys
-  static constexpr int kSharedTiles = kCluster > 1 ? lower_tiles(kDim, 3)
-                                                   : lower_tiles(kDim, 0) + lower_tiles(kDim, kDim / 16 - 1);
-  static constexpr int kKeyTiles = (kSharedTiles + kShare - 1) / kShare;  // of a warp
+  static constexpr int kTeams = kAlone ? kWarps / 4 : kWarps;  // of warps, that take the keys' quads in turn
+  static constexpr int kFirstTiles = kDim / 8 / kTeams;        // of a team, of the first 64 rows
+  static constexpr int kKeyTiles = kAlone && kDim == 128 ? kFirstTiles + 8 / kTeams : kFirstTiles;
+
+  static constexpr int kPartsAtOnce = kAlone ? 1 : 8;  // instructions that run once cost what it takes to fetch them
 
   SolveShared<kDim>& s;
   const Params& p;
@@ -89,6 +90,7 @@ struct RowParts {
     const auto larger = [](float a, float b) { return fmaxf(a, b); };
     const auto plus = [](float a, float b) { return a + b; };
     float top = -INFINITY, invalid = record.invalid != 0;
+#pragma unroll 1
     for (int i = lane; i < parts; i += 32) {
       const PartialHead head = head_of(i);
       if (head.omega != 0) top = fmaxf(top, static_cast<float>(head.omega_max));
@@ -104,6 +106,7 @@ struct RowParts {
       return head.heaviest_omega * four_to(min(head.heaviest_max - max, 40));
     };
     float omega = 0, heaviest = 0;
+#pragma unroll 1
     for (int i = lane; i < parts; i += 32) {
       const PartialHead head = head_of(i);
       omega += head.omega * four_to(min(head.omega_max - max, 40));
@@ -111,6 +114,7 @@ struct RowParts {
     }
     stream = warp_reduce(omega, plus);
     total = stream + warp_reduce(heaviest, plus);
+#pragma unroll 1
     for (int i = thread; i < parts; i += kSolveThreads) {
       const PartialHead head = head_of(i);
       s.key_factor[i] = key_scale / head.key_scale;
@@ -135,7 +139,7 @@ struct RowParts {
       const ProductTile block = value ? value_tile(kDim, d / 64) : key_tile(kDim, d / 64);
       const int at = sum_offset(block, d);
       float sum = 0, heavy = 0;
-#pragma unroll 8
+#pragma unroll kPartsAtOnce
       for (int i = 0; i < parts; ++i) {
         const float scale = value ? s.value_factor[i] : s.key_factor[i];
         sum = fmaf(s.matrix_factor[block.warpgroup][i] * scale, partial(i)[at], sum);
@@ -152,26 +156,22 @@ struct RowParts {
     __syncthreads();
   }
 
-  // A tile of products.
+  // The e-th of this warp's tiles of the keys' products: strip, quad, and whether it has anything of the lower triangle.
   struct Tile {
     int strip, quad;
     bool there;
   };
   __device__ __forceinline__ Tile key_tile_at(int e) const {
-    if constexpr (kCluster > 1) {
-      const int n = warp + e * kShare;
-      return {rank, lower_quad(rank, n), n < lower_tiles(kDim, rank)};
-    }
-    const int low = warp / kShare, high = kDim / 16 - 1 - low, n = warp % kShare + e * kShare;
-    const int behind = n - lower_tiles(kDim, low);
-    if (behind < 0) return {low, lower_quad(low, n), true};
-    return {high, lower_quad(high, behind), behind < lower_tiles(kDim, high)};
+    const bool second = kAlone ? e >= kFirstTiles : kDim == 128 && rank >= 4;  // 64 rows
+    const int in_block = kAlone ? warp % 4 : rank % 4;
+    const int quad = (kAlone ? warp / 4 : warp) + (kAlone && second ? e - kFirstTiles : e) * kTeams;
+    const bool lower = quad <= 2 * in_block + 1, mirrored = kDim == 128 && !second && quad >= 8;
+    return {in_block + (second ? 4 : 0), quad, lower || mirrored};
   }
   // This thread's four elements of a tile.
   __device__ __forceinline__ float4 element(int part, const ProductTile& block, const Tile& tile) const {
-    if (!tile.there) return {0, 0, 0, 0};
     const float* const from = partial(part) + partial_matrix(kDim) + block.from + (tile.strip % 4 * 32 + lane) * 4;
-    return *reinterpret_cast<const float4*>(from + tile.quad * 512);
+    return tile.there ? *reinterpret_cast<const float4*>(from + tile.quad * 512) : float4{0, 0, 0, 0};
   }
   __device__ __forceinline__ void load_keys(float4 (&v)[kKeyTiles], int part) const {
 #pragma unroll
@@ -237,18 +237,20 @@ struct RowParts {
       const Tile tile = key_tile_at(e);
       if (!tile.there) continue;
       const int i = row_of(tile), j = column_of(tile);
-      const auto centred = [&](float x, int row, int col) {
-        const float between = s.from_mean[row] * s.from_mean[col] - s.stream_mean[row] * s.stream_mean[col];
-        return fmaf(x, inverse, part * between);
+      const float2 from = *reinterpret_cast<const float2*>(&s.from_mean[j]);
+      const float2 mean = *reinterpret_cast<const float2*>(&s.stream_mean[j]);
+      const auto centred = [&](float x, int row, float from_column, float mean_column) {
+        return fmaf(x, inverse, part * (s.from_mean[row] * from_column - s.stream_mean[row] * mean_column));
       };
       const float4 v = sum[e];
-      sum[e] = {centred(v.x, i, j), centred(v.y, i, j + 1), centred(v.z, i + 8, j), centred(v.w, i + 8, j + 1)};
+      sum[e] = {centred(v.x, i, from.x, mean.x), centred(v.y, i, from.y, mean.y),
+                centred(v.z, i + 8, from.x, mean.x), centred(v.w, i + 8, from.y, mean.y)};
     }
 #pragma unroll 1
     for (int first = 0; first < parts; first += kPiecesAtOnce) {
       const int count = min(kPiecesAtOnce, parts - first);
       __syncthreads();
-#pragma unroll 4
+#pragma unroll kPartsAtOnce
       for (int e = thread; e < count * kDim; e += kSolveThreads) {
         const int piece = first + e / kDim, d = e % kDim;
         s.pieces[e / kDim][d] = vector(piece, 1)[d] * s.key_factor[piece] - s.mean_key[d];
@@ -275,9 +277,10 @@ struct RowParts {
       const Tile tile = key_tile_at(e);
       if (!tile.there) continue;
       const int i = row_of(tile), j = column_of(tile);
+      const bool mirrored = kDim == 128 && tile.strip < 4 && tile.quad >= 8;
       const auto put = [&](float x, int row, int col) {
+        if (mirrored) to.at(col, row) = x;
         if (col <= row) to.at(row, col) = x;
-        if (col > row && col / 64 != row / 64) to.at(col, row) = x;
       };
       put(sum[e].x, i, j), put(sum[e].y, i, j + 1), put(sum[e].z, i + 8, j), put(sum[e].w, i + 8, j + 1);
     }

@@ -44,13 +44,6 @@ constexpr ProductTile key_tile(int dim, int b) {
          : b == 0  ? ProductTile{1, 0, 16, 64 * (136 + 72 + 136)}
                    : ProductTile{0, 64, 8, 64 * 136};
 }
-// Of the tiles of 16 rows and 8 columns in the products of the keys, those that hold the lower triangle (beyond the
-// first 64 columns of the first 64 rows: its mirror image): how many a strip of 16 rows has, and where the n-th is.
-constexpr int lower_tiles(int dim, int strip) { return 2 * (strip % 4 + 1) + (dim == 128 && strip < 4 ? 8 : 0); }
-constexpr int lower_quad(int strip, int n) {
-  const int own = 2 * (strip % 4 + 1);
-  return n < own ? n : 8 + n - own;
-}
 constexpr int partial_matrix(int dim) { return kPartialHead + 3 * dim; }
 constexpr int matrix_floats(int dim) { return dim == 128 ? 64 * (3 * 136 + 72) : 64 * 2 * 72; }
 constexpr int partial_floats(int dim) { return partial_matrix(dim) + matrix_floats(dim); }

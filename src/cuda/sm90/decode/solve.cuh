@@ -37,16 +37,17 @@ struct RowSolve : RowParts<kDim, kCluster> {
       const float scaled = ridge * key_scale * key_scale;
       removed = !(scaled <= 3e38f) && ridge >= 0;
       const float mean = s.mean_key[d], diagonal = m.at(d, d);
-      m.rhs[d / 4].at[d % 4] = removed ? 0 : (q - this->vector(0, 0)[d]) * key_scale - mean;
+      m.rhs[d] = removed ? 0 : (q - this->vector(0, 0)[d]) * key_scale - mean;
       m.at(d, d) = removed ? 1 : diagonal + scaled;
       // What rounding is relative to: the sums before the mean was taken off.
       m.start[d] = removed ? 1 : fmaf(stream / total * s.stream_mean[d], s.stream_mean[d], diagonal) + scaled;
-      m.limit[d / 4].at[d % 4] = m.start[d] * (ridge > 0 ? 0x1p-20f : 0x1p-16f);
+      m.limit[d] = m.start[d] * (ridge > 0 ? 0x1p-20f : 0x1p-16f);
       s.x[d] = removed;
     }
     if (bad) s.bad = 1;
     const bool any = __syncthreads_or(removed);
     if (any) {
+#pragma unroll 1
       for (int e = thread; e < kDim * kDim; e += kSolveThreads) {
         const int row = e / kDim, column = e % kDim;
         if (column < row && (s.x[row] != 0 || s.x[column] != 0)) m.at(row, column) = 0;
@@ -56,6 +57,7 @@ struct RowSolve : RowParts<kDim, kCluster> {
 
   // What the output needs of x, by all blocks.
   __device__ void along_x() {
+#pragma unroll 1
     for (int piece = thread / 32; piece < parts + 2; piece += kSolveThreads / 32) {
       float sum = 0;
 #pragma unroll
@@ -98,16 +100,11 @@ struct RowSolve : RowParts<kDim, kCluster> {
   template <bool whole>
   __device__ void output(float4 (&held)[kAtOnce], bool nan) {
     float low[kOwnSums]{}, high[kOwnSums]{};
-#pragma unroll
+#pragma unroll 1
     for (int n = 0; n < kQuads; n += kAtOnce) {
-      float4 next[kAtOnce];
-      if (n + kAtOnce < kQuads) this->load_values(next, 0, n + kAtOnce);
+      if (n > 0) this->load_values(held, 0, n);
       if (!whole) this->add_values(held, n);
       multiply_x(held, n, low, high);
-      if (n + kAtOnce < kQuads) {
-#pragma unroll
-        for (int e = 0; e < kAtOnce; ++e) held[e] = next[e];
-      }
     }
 #pragma unroll
     for (int i = 0; i < kOwnSums; ++i) {
@@ -125,7 +122,7 @@ struct RowSolve : RowParts<kDim, kCluster> {
     const float inverse = 1 / total, mean = s.mean_value[j];
     float o = fmaf((sum - s.value_sum[j] * s.stream_x) * inverse, 1 / value_scale, mean);
     if (stream > 0) o = fmaf(stream * inverse * s.from_mean_x, s.value_sum[j] / stream / value_scale - mean, o);
-#pragma unroll 8
+#pragma unroll Parts::kPartsAtOnce
     for (int i = 0; i < parts; ++i) o = fmaf(s.away[i], this->vector(i, 2)[j] - mean, o);
     store(j, nan ? NAN : o);
   }
@@ -137,6 +134,7 @@ struct RowSolve : RowParts<kDim, kCluster> {
   // A row without a solve.
   __device__ void only(float o, int32_t status) {
     if (rank != 0) return;
+#pragma unroll 1
     for (int j = thread; j < p.value_dim; j += kSolveThreads) store(j, o);
     if (thread == 0) report(status);
   }
