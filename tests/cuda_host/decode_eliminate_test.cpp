@@ -40,8 +40,8 @@ struct System {
 
   // x of the elimination, in the kernel's order up to the back substitution.
   std::vector<double> solve(float limit) {
-    for (const std::span<float> s : {std::span<float>(m->lower), std::span<float>(m->columns), std::span<float>(m->panel),
-                                     std::span<float>(m->scaled), std::span<float>(m->right), std::span<float>(m->pivot)})
+    for (const std::span<float> s : {std::span<float>(m->lower), std::span<float>(m->columns[0]), std::span<float>(m->columns[1]),
+                                     std::span<float>(m->right), std::span<float>(m->pivot)})
       std::fill(s.begin(), s.end(), kNan);
     for (int i = 0; i < kDim; ++i) {
       for (int j = 0; j <= i; ++j) m->at(i, j) = static_cast<float>(a[i * kDim + j]);
@@ -51,12 +51,11 @@ struct System {
     }
     std::vector<Remaining<kDim>> threads;
     for (unsigned t = 0; t < kSolveThreads; ++t) threads.emplace_back(*m, t);
-    for (const auto& t : threads) t.publish(*m, 0);
+    for (const auto& t : threads) t.publish(*m);
     for (unsigned panel = 0; panel < kDim / kPanel; ++panel) {
       for (unsigned t = 0; t < kSolveThreads; ++t) eliminate_panel(*m, panel, t, [](float x) { return 1 / x; });
       if (panel + 1 == kDim / kPanel) break;
       for (auto& t : threads) t.update(*m, panel);
-      for (const auto& t : threads) t.publish(*m, panel + 1);
     }
     std::vector<double> x(kDim);
     for (int i = kDim - 1; i >= 0; --i) {

@@ -17,7 +17,7 @@ __device__ void factor(Matrix<kDim>& m) {
   constexpr int kPanels = kDim / kPanel;
   __syncthreads();
   Remaining<kDim> rest(m, threadIdx.x);
-  rest.publish(m, 0);
+  rest.publish(m);
 #pragma unroll 1
   for (int panel = 0; panel < kPanels; ++panel) {
     __syncthreads();
@@ -25,7 +25,6 @@ __device__ void factor(Matrix<kDim>& m) {
     if (panel + 1 == kPanels) break;
     __syncthreads();
     rest.update(m, panel);
-    rest.publish(m, panel + 1);
   }
   __syncthreads();
 }
@@ -52,24 +51,33 @@ __device__ void back_substitute(const Matrix<kDim>& m, float* x) {
   float own[kOwn];
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) own[i] = m.rhs[kOwn * lane + i];
-#pragma unroll 1
-  for (int first = kDim - kPanel; first >= 0; first -= kPanel) {
-    float solved[kPanel], l[kPanel][kPanel], before[kPanel][kOwn];
+  float l[kPanel][kPanel], before[kPanel][kOwn];
+  const auto load_block = [&](int first) {
 #pragma unroll
     for (int j = 1; j < kPanel; ++j) load_eight(l[j], &m.at(first + j, first));
+  };
+  const auto load_before = [&](int first) {
 #pragma unroll
     for (int j = 0; j < kPanel; ++j) {
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) before[j][i] = 0;
       if (kOwn * lane >= first) continue;
       if constexpr (kOwn == 4) {
-        const float4 four = *reinterpret_cast<const float4*>(&m.at(first + j, kOwn * lane));
-        before[j][0] = four.x, before[j][1] = four.y, before[j][2] = four.z, before[j][3] = four.w;
+        const Four four = load_four(&m.at(first + j, kOwn * lane));
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) before[j][i] = four.at[i];
       } else {
         const float2 two = *reinterpret_cast<const float2*>(&m.at(first + j, kOwn * lane));
         before[j][0] = two.x, before[j][1] = two.y;
       }
     }
+  };
+  load_block(kDim - kPanel);
+  load_before(kDim - kPanel);
+#pragma unroll 1
+  for (int first = kDim - kPanel; first >= 0; first -= kPanel) {
+    const int next = first > 0 ? first - kPanel : 0;
+    float solved[kPanel];
 #pragma unroll
     for (int j = 0; j < kPanel; ++j) solved[j] = __shfl_sync(0xffffffffu, own[j % kOwn], (first + j) / kOwn);
 #pragma unroll
@@ -77,11 +85,13 @@ __device__ void back_substitute(const Matrix<kDim>& m, float* x) {
 #pragma unroll
       for (int k = 0; k < j; ++k) solved[k] = fmaf(-l[j][k], solved[j], solved[k]);
     }
+    load_block(next);
 #pragma unroll
     for (int j = kPanel - 1; j >= 0; --j) {
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) own[i] = fmaf(-before[j][i], solved[j], own[i]);
     }
+    load_before(next);
     if (lane == 0) store_eight(x + first, solved);
   }
 }

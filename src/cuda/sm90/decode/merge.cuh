@@ -40,8 +40,9 @@ __device__ __forceinline__ void add_scaled(float4& x, float f, const float4& y) 
 }
 
 // Matrices lie in strips of 16 rows, as one warp of the consumers holds them: rows g and g + 8 of a thread, of every
-// eight columns (a quad) two. Of a cluster each block takes a strip and its warps the quads in turn. A block alone has
-// its warps take strips of the values' products; of the keys' it takes 64 rows with four warps, quad by quad.
+// eight columns (a quad) two. Of a cluster each block takes a strip and its warps the quads in turn; but the first
+// block, which solves meanwhile, leaves its strip of the values' products to the second. A block alone has its warps
+// take strips of the values' products; of the keys' it takes 64 rows with four warps, quad by quad.
 template <int kDim, int kCluster>
 struct RowParts {
   static constexpr bool kAlone = kCluster == 1;
@@ -62,7 +63,8 @@ struct RowParts {
   const int parts;
   const float* const partials;  // of the first part
   const int thread = threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, rank;
-  const int strip, sub;  // this warp's strip of the values' products, and which of its quads
+  int strip;      // this warp's, of the values' products
+  const int sub;  // and which of its quads
   float total, stream;   // weights: of all keys, of all but the heaviest
   float key_scale, value_scale;
 
@@ -195,7 +197,7 @@ struct RowParts {
   __device__ __forceinline__ void add_parts(float4 (&sum)[kCount], const Load& load, const Factor& factor) const {
 #pragma unroll
     for (int e = 0; e < kCount; ++e) scale(sum[e], factor(0, e));
-    constexpr int kParts = kCount < 8 ? 8 / kCount : 1;
+    constexpr int kParts = kCount <= 8 ? 16 / kCount : 1;
 #pragma unroll 1
     for (int first = 1; first < parts; first += kParts) {
       float4 v[kParts][kCount];
@@ -224,6 +226,10 @@ struct RowParts {
         });
   }
 
+  // The heaviest key of a part, from the mean.
+  __device__ __forceinline__ float piece_at(int part, int d) const {
+    return fmaf(vector(part, 1)[d], s.key_factor[part], -s.mean_key[d]);
+  }
   // This block's tiles of the covariance, into the first block's matrix. `sum`: the first part's.
   __device__ void covariance(Matrix<kDim>& to, float4 (&sum)[kKeyTiles]) {
     add_keys(sum);
@@ -240,7 +246,8 @@ struct RowParts {
       const float2 from = *reinterpret_cast<const float2*>(&s.from_mean[j]);
       const float2 mean = *reinterpret_cast<const float2*>(&s.stream_mean[j]);
       const auto centred = [&](float x, int row, float from_column, float mean_column) {
-        return fmaf(x, inverse, part * (s.from_mean[row] * from_column - s.stream_mean[row] * mean_column));
+        const float outer = s.stream_mean[row] * mean_column;
+        return fmaf(x, inverse, part * fmaf(s.from_mean[row], from_column, -outer));
       };
       const float4 v = sum[e];
       sum[e] = {centred(v.x, i, from.x, mean.x), centred(v.y, i, from.y, mean.y),
@@ -253,7 +260,7 @@ struct RowParts {
 #pragma unroll kPartsAtOnce
       for (int e = thread; e < count * kDim; e += kSolveThreads) {
         const int piece = first + e / kDim, d = e % kDim;
-        s.pieces[e / kDim][d] = vector(piece, 1)[d] * s.key_factor[piece] - s.mean_key[d];
+        s.pieces[e / kDim][d] = piece_at(piece, d);
       }
       __syncthreads();
 #pragma unroll 1
