@@ -6,6 +6,9 @@
 // eliminates them within its row, and all threads take what follows off their own elements.
 #pragma once
 
+#include <bit>
+#include <cstdint>
+
 namespace lla::cuda::sm90::decode {
 
 inline constexpr int kSolveThreads = 256;
@@ -43,6 +46,7 @@ struct Matrix {
   alignas(16) float columns[2][(kDim + 1) * kColumnRow];
   alignas(16) float right[kPanel];  // the right-hand side's part, over the pivots
   alignas(16) float rhs[kDim];      // the right-hand side, in the end D^-1 L^-1 of it
+  alignas(16) float scale[kDim];    // of rows and columns, for products of two pivots to stay in range
   alignas(16) float start[kDim];    // the diagonal before anything was taken from it, uncentred
   alignas(16) float limit[kDim];    // pivots up to this are dropped
   alignas(16) float pivot[kDim];
@@ -50,6 +54,12 @@ struct Matrix {
   constexpr float& at(unsigned row, unsigned column) { return lower[row_start(row) + column]; }
   constexpr const float& at(unsigned row, unsigned column) const { return lower[row_start(row) + column]; }
 };
+
+// The power of two whose square brings a diagonal element to [1, 4).
+constexpr float diagonal_scale(float start) {
+  const int exponent = static_cast<int>(std::bit_cast<uint32_t>(start) >> 23 & 0xff) - 127;
+  return std::bit_cast<float>(static_cast<uint32_t>(127 - (exponent >> 1)) << 23);
+}
 
 // A pivot at most this part of its start is all rounding: reported.
 inline constexpr float kLeastPivot = 0x1p-16f;
@@ -62,6 +72,7 @@ struct Remaining {
   float rhs;
   unsigned thread, row, column;
 
+  // The matrix is as it came, right-hand side and limits are scaled already.
   constexpr Remaining(const Matrix<kDim>& m, unsigned thread_)
       : at{}, rhs(0), thread(thread_), row(thread_ / kGrid), column(thread_ % kGrid) {
     const float* const first = &m.at(row, column);
@@ -70,7 +81,8 @@ struct Remaining {
 #pragma unroll
       for (unsigned b = 0; b <= a; ++b) {
         // On the diagonal what is above it has no place and is never looked at.
-        if (a > b || column <= row) at[a][b] = first[row_distance(a) + kGrid * b];
+        if (a > b || column <= row)
+          at[a][b] = first[row_distance(a) + kGrid * b] * m.scale[row + kGrid * a] * m.scale[column + kGrid * b];
       }
     }
     if (thread < kDim) rhs = m.rhs[thread];
@@ -154,10 +166,8 @@ constexpr void eliminate_panel(Matrix<kDim>& m, unsigned panel, unsigned thread,
   for (int i = 0; i < kPanel; ++i) load_eight(block[i], &columns[(first + i) * kRow]);
   load_eight(limit, &m.limit[first]);
   load_eight(u, &columns[row * kRow]);
-#pragma unroll
-  for (int j = 0; j < kPanel; ++j) {
+  const auto eliminate = [&](int j, float inverse) {
     pivot[j] = block[j][j];
-    const float any = inverse_of(pivot[j]), inverse = pivot[j] <= limit[j] ? 0.0f : any;
     over[j] = u[j] * inverse;
 #pragma unroll
     for (int i = j + 1; i < kPanel; ++i) {
@@ -166,6 +176,18 @@ constexpr void eliminate_panel(Matrix<kDim>& m, unsigned panel, unsigned thread,
       for (int k = j + 1; k <= i; ++k) block[i][k] -= l * block[k][j];
       u[i] -= l * u[j];
     }
+  };
+  // One reciprocal after the other is what takes time. The second of two pivots is their determinant over the first:
+  // its reciprocal need not wait for the first's.
+#pragma unroll
+  for (int j = 0; j < kPanel; j += 2) {
+    const bool drop_first = block[j][j] <= limit[j];
+    const float a = drop_first ? 1.0f : block[j][j], b = drop_first ? 0.0f : block[j + 1][j];
+    const float determinant = a * block[j + 1][j + 1] - b * b;
+    const bool drop_second = determinant <= limit[j + 1] * a;
+    const float over_a = inverse_of(a), over_determinant = inverse_of(determinant);
+    eliminate(j, drop_first ? 0.0f : over_a);
+    eliminate(j + 1, drop_second ? 0.0f : a * over_determinant);
   }
   if (thread == 0) store_eight(&m.pivot[first], pivot);
   if (row == kDim) {

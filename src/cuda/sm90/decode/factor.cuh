@@ -41,7 +41,7 @@ __device__ __forceinline__ float smallest_pivot(const Matrix<kDim>& m) {
   return smallest;
 }
 
-// x = L^-T (what the elimination has made of the right-hand side), by the first warp; the caller puts a barrier after
+// x = L^-T (what the elimination has made of the right-hand side), scaled back, by the first warp; the caller puts a barrier after
 // it. A loop, not all of it unrolled: instructions that run once cost what it takes to fetch them.
 template <int kDim>
 __device__ void back_substitute(const Matrix<kDim>& m, float* x) {
@@ -92,7 +92,13 @@ __device__ void back_substitute(const Matrix<kDim>& m, float* x) {
       for (int i = 0; i < kOwn; ++i) own[i] = fmaf(-before[j][i], solved[j], own[i]);
     }
     load_before(next);
-    if (lane == 0) store_eight(x + first, solved);
+    if (lane == 0) {
+      float scale[kPanel];
+      load_eight(scale, &m.scale[first]);
+#pragma unroll
+      for (int j = 0; j < kPanel; ++j) solved[j] *= scale[j];
+      store_eight(x + first, solved);
+    }
   }
 }
 

@@ -197,7 +197,7 @@ struct RowParts {
   __device__ __forceinline__ void add_parts(float4 (&sum)[kCount], const Load& load, const Factor& factor) const {
 #pragma unroll
     for (int e = 0; e < kCount; ++e) scale(sum[e], factor(0, e));
-    constexpr int kParts = kCount <= 8 ? 16 / kCount : 1;
+    constexpr int kParts = kAlone ? 1 : 16 / kCount;
 #pragma unroll 1
     for (int first = 1; first < parts; first += kParts) {
       float4 v[kParts][kCount];
