@@ -91,7 +91,8 @@ struct Remaining {
   // The first panel's columns, by those who have them.
   constexpr void publish(Matrix<kDim>& m) const { publish_block<0>(m, 0); }
 
-  // Takes L D Lᵀ of a panel off what is behind it, and publishes the next panel.
+  // Takes L D Lᵀ of a panel off what is behind it, and publishes the next panel. The same instructions for all panels,
+  // so that they need not be fetched again.
   constexpr void update(Matrix<kDim>& m, unsigned panel) {
     if (thread < kDim) {
       float right[kPanel]{}, mine[kPanel]{};
@@ -101,16 +102,38 @@ struct Remaining {
       for (int k = 0; k < kPanel; ++k) rhs -= right[k] * mine[k];
     }
     const unsigned first = (panel + 1) / 2;  // block of columns that is not done
-    if (first < 4) {
-      if (first < 2) {
-        first < 1 ? update_from<0>(m, panel) : update_from<1>(m, panel);
-      } else {
-        first < 3 ? update_from<2>(m, panel) : update_from<3>(m, panel);
+    const float* const l_first = &m.at(row, kPanel * panel);
+    const float* const u_first = &m.columns[panel % 2][column * kRow];
+#pragma unroll 1
+    for (unsigned k = 0; k < kPanel; k += 4) {
+      Four l[kBlocks]{};  // of rows that are done: whatever lies there, for nobody
+#pragma unroll
+      for (unsigned a = 0; a < kBlocks; ++a) l[a] = load_four(l_first + row_distance(a) + k);
+      const auto block = [&]<int b>() {
+        if constexpr (b < kBlocks) {
+          const Four u = load_four(u_first + kGrid * kRow * b + k);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+#pragma unroll
+            for (unsigned a = b; a < kBlocks; ++a) at[a][b] -= l[a].at[e] * u.at[e];
+          }
+          if (k > 0 && b == first) publish_block<b>(m, panel + 1);
+        }
+      };
+      if (first < 4) {
+        if (first < 2) {
+          if (first < 1) block.template operator()<0>();
+          block.template operator()<1>();
+        }
+        if (first < 3) block.template operator()<2>();
+        block.template operator()<3>();
       }
-    } else if (first < 6) {
-      first < 5 ? update_from<4>(m, panel) : update_from<5>(m, panel);
-    } else {
-      first < 7 ? update_from<6>(m, panel) : update_from<7>(m, panel);
+      if (first < 6) {
+        if (first < 5) block.template operator()<4>();
+        block.template operator()<5>();
+      }
+      if (first < 7) block.template operator()<6>();
+      block.template operator()<7>();
     }
   }
 
@@ -126,29 +149,6 @@ struct Remaining {
     for (unsigned a = block; a < kBlocks; ++a) to[(row + kGrid * a) * kRow + column % kPanel] = at[a][block];
   }
 
-  template <int first>
-  constexpr void update_from(Matrix<kDim>& m, unsigned panel) {
-    if constexpr (first < kBlocks) {
-      const float* const l_first = &m.at(row, kPanel * panel);
-      const float* const u_first = &m.columns[panel % 2][column * kRow];
-#pragma unroll 1
-      for (unsigned k = 0; k < kPanel; k += 4) {
-        Four u[kBlocks]{};
-#pragma unroll
-        for (unsigned b = first; b < kBlocks; ++b) u[b] = load_four(u_first + kGrid * kRow * b + k);
-#pragma unroll
-        for (unsigned a = first; a < kBlocks; ++a) {
-          const Four l = load_four(l_first + row_distance(a) + k);
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-#pragma unroll
-            for (unsigned b = first; b <= a; ++b) at[a][b] -= l.at[e] * u[b].at[e];
-          }
-        }
-      }
-      publish_block<first>(m, panel + 1);
-    }
-  }
   // row_start(row + 16 a) - row_start(row)
   constexpr unsigned row_distance(unsigned a) const { return kGrid * a * row + 128 * a * (a + 1); }
 };

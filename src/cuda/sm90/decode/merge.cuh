@@ -67,6 +67,7 @@ struct RowParts {
   const int sub;  // and which of its quads
   float total, stream;   // weights: of all keys, of all but the heaviest
   float key_scale, value_scale;
+  float first_sum = 0, first_heavy = 0;  // see ask_for_means
 
   __device__ RowParts(SolveShared<kDim>& shared, const Params& params, const RowRecord& of, int row, int rank_)
       : s(shared),
@@ -128,25 +129,38 @@ struct RowParts {
     return invalid > 0;
   }
 
+  // Asks for what means needs of the first part.
+  __device__ __forceinline__ void ask_for_means() {
+    if (thread >= 2 * kDim) return;
+    first_sum = partial(0)[sum_place()];
+    first_heavy = vector(0, thread >= kDim ? 2 : 1)[thread % kDim];
+  }
   // Sums over keys of column d: in the quad behind those of the keys.
   __device__ __forceinline__ static int sum_offset(const ProductTile& block, int d) {
     return partial_matrix(kDim) + block.from + (block.quads * 128 + d % 64 / 16 * 32 + d % 8 * 4) * 4 + d % 16 / 8 * 2;
   }
+  // This thread's column: of the keys, then of the values.
+  __device__ __forceinline__ ProductTile sum_tile() const {
+    const int d = thread % kDim;
+    return thread >= kDim ? value_tile(kDim, d / 64) : key_tile(kDim, d / 64);
+  }
+  __device__ __forceinline__ int sum_place() const { return sum_offset(sum_tile(), thread % kDim); }
   __device__ void means() {
     static_assert(kSolveThreads >= 2 * kDim);
     const float inverse = 1 / total;
     if (thread < 2 * kDim) {
       const bool value = thread >= kDim;
       const int d = thread % kDim;
-      const ProductTile block = value ? value_tile(kDim, d / 64) : key_tile(kDim, d / 64);
-      const int at = sum_offset(block, d);
+      const int at = sum_place(), group = sum_tile().warpgroup;
       float sum = 0, heavy = 0;
-#pragma unroll kPartsAtOnce
-      for (int i = 0; i < parts; ++i) {
+      const auto add = [&](int i, float part_sum, float part_heavy) {
         const float scale = value ? s.value_factor[i] : s.key_factor[i];
-        sum = fmaf(s.matrix_factor[block.warpgroup][i] * scale, partial(i)[at], sum);
-        heavy = fmaf(s.heaviest_share[i] * (value ? 1 : scale), vector(i, value ? 2 : 1)[d], heavy);
-      }
+        sum = fmaf(s.matrix_factor[group][i] * scale, part_sum, sum);
+        heavy = fmaf(s.heaviest_share[i] * (value ? 1 : scale), part_heavy, heavy);
+      };
+      add(0, first_sum, first_heavy);
+#pragma unroll kPartsAtOnce
+      for (int i = 1; i < parts; ++i) add(i, partial(i)[at], vector(i, value ? 2 : 1)[d]);
       if (value) {
         s.value_sum[d] = sum;
         s.mean_value[d] = fmaf(sum * inverse, 1 / value_scale, heavy);

@@ -159,6 +159,7 @@ __global__ void __launch_bounds__(kSolveThreads, kCluster > 1 ? 1 : kDim == 128 
   // Everything that waits for nothing else is asked for at once.
   float4 keys[Solve::kKeyTiles];
   solve.load_keys(keys, 0);
+  solve.ask_for_means();
   if (rank == 0) solve.ask(kBf16 ? DType::bf16 : DType::f16);
   if (threadIdx.x == 0) s.bad = 0;
   const bool invalid = solve.weigh();
