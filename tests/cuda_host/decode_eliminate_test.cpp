@@ -40,8 +40,9 @@ struct System {
 
   // x of the elimination, in the kernel's order up to the back substitution.
   std::vector<double> solve(float limit) {
-    for (const std::span<float> s : {std::span<float>(m->lower), std::span<float>(m->columns[0]), std::span<float>(m->columns[1]),
-                                     std::span<float>(m->right), std::span<float>(m->pivot)})
+    for (const std::span<float> s :
+         {std::span<float>(m->lower), std::span<float>(m->columns[0]), std::span<float>(m->columns[1]),
+          std::span<float>(m->right), std::span<float>(m->pivot)})
       std::fill(s.begin(), s.end(), kNan);
     for (int i = 0; i < kDim; ++i) {
       for (int j = 0; j <= i; ++j) m->at(i, j) = static_cast<float>(a[i * kDim + j]);

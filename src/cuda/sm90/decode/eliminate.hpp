@@ -38,7 +38,7 @@ struct Matrix {
     const unsigned panel = row / kPanel;
     return 32 * panel * (panel + 2) + row % kPanel * (8 * panel + 12);
   }
-  static constexpr unsigned kRhs = kDim;     // row of the right-hand side among the columns
+  static constexpr unsigned kRhs = kDim;      // row of the right-hand side among the columns
   static constexpr unsigned kColumnRow = 12;  // floats of a row of them, that no two of eight lie in the same banks
 
   alignas(16) float lower[row_start(kDim)];

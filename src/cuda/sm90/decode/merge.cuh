@@ -63,9 +63,9 @@ struct RowParts {
   const int parts;
   const float* const partials;  // of the first part
   const int thread = threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, rank;
-  int strip;      // this warp's, of the values' products
-  const int sub;  // and which of its quads
-  float total, stream;   // weights: of all keys, of all but the heaviest
+  int strip;            // this warp's, of the values' products
+  const int sub;        // and which of its quads
+  float total, stream;  // weights: of all keys, of all but the heaviest
   float key_scale, value_scale;
   float first_sum = 0, first_heavy = 0;  // see ask_for_means
 
@@ -264,8 +264,8 @@ struct RowParts {
         return fmaf(x, inverse, part * fmaf(s.from_mean[row], from_column, -outer));
       };
       const float4 v = sum[e];
-      sum[e] = {centred(v.x, i, from.x, mean.x), centred(v.y, i, from.y, mean.y),
-                centred(v.z, i + 8, from.x, mean.x), centred(v.w, i + 8, from.y, mean.y)};
+      sum[e] = {centred(v.x, i, from.x, mean.x), centred(v.y, i, from.y, mean.y), centred(v.z, i + 8, from.x, mean.x),
+                centred(v.w, i + 8, from.y, mean.y)};
     }
 #pragma unroll 1
     for (int first = 0; first < parts; first += kPiecesAtOnce) {

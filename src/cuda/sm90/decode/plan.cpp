@@ -13,8 +13,8 @@ using core::cat;
 using core::Problem;
 
 Layout layout_of(const Problem& p, int multiprocessors) {
-  return {most_decoded_rows(p), kernel_dim(p),           p.given_x(),
-          multiprocessors,      rows_sharing_keys(p) > 1, pieces_of_rows(p)};
+  return {most_decoded_rows(p),     kernel_dim(p),    p.given_x(), multiprocessors,
+          rows_sharing_keys(p) > 1, pieces_of_rows(p)};
 }
 
 }  // namespace

@@ -12,9 +12,9 @@ namespace lla::cuda::sm90::decode {
 template <int kDim, int kCluster>
 struct RowSolve : RowParts<kDim, kCluster> {
   using Parts = RowParts<kDim, kCluster>;
+  using Parts::kSplit, Parts::kStrips, Parts::kQuads, Parts::kAtOnce;
   using Parts::Parts, Parts::s, Parts::p, Parts::record, Parts::parts, Parts::thread, Parts::lane, Parts::rank;
   using Parts::strip, Parts::sub, Parts::total, Parts::stream, Parts::key_scale, Parts::value_scale;
-  using Parts::kSplit, Parts::kStrips, Parts::kQuads, Parts::kAtOnce;
   float ridge = INFINITY, q = 0, reference = 0;  // of this thread's column
 
   // Asks for the query, the ridge and the reference key. By the first block.
@@ -140,8 +140,9 @@ struct RowSolve : RowParts<kDim, kCluster> {
 };
 
 template <int kDim, bool kBf16, int kCluster>
-__global__ void __launch_bounds__(kSolveThreads, kCluster > 1 ? 1 : kDim == 128 ? 2 : 3)
-    solve_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kSolveThreads, kCluster > 1  ? 1
+                                                 : kDim == 128 ? 2
+                                                               : 3) solve_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   SolveShared<kDim>& s = *reinterpret_cast<SolveShared<kDim>*>(memory);
   namespace cg = cooperative_groups;
