@@ -161,7 +161,7 @@ TEST(DecodeSchedule, CutByTheirOwnLengthsAlone) {
     }
     return out;
   };
-  const std::map<int32_t, size_t> parts{{1, 1}, {130, 1}, {1024, 2}, {5000, 3}, {16384, 8}, {65536, 16}};
+  const std::map<int32_t, size_t> parts{{1, 1}, {130, 1}, {1024, 1}, {5000, 3}, {16384, 4}, {65536, 16}};
   for (const auto& [length, count] : parts) {
     const auto alone = cuts(Batch({length}, {1}, 8, 1), 0, 132);
     EXPECT_EQ(alone, cuts(Batch({300, length, 70000}, {2, 1, 1}, 8, 1), 1, 132)) << length;

@@ -207,7 +207,7 @@ TEST(Sm90Plan, BatchInvariantWhereItHolds) {
   EXPECT_EQ(decode::pieces_of_rows(p), 0);
   p.batch_invariant = true;
   EXPECT_EQ(refuse(p, kH200), "");
-  EXPECT_EQ(decode::pieces_of_rows(p), 8);
+  EXPECT_EQ(decode::pieces_of_rows(p), 4);
   EXPECT_NE(noted(p, "decode").find("its own length"), std::string::npos);
   EXPECT_LE(plan(p, kH200).workspace_bytes, size_t{129} << 20);
 }

@@ -6,9 +6,6 @@
 // eliminates them within its row, and all threads take what follows off their own elements.
 #pragma once
 
-#include <bit>
-#include <cstdint>
-
 namespace lla::cuda::sm90::decode {
 
 inline constexpr int kSolveThreads = 256;
@@ -46,7 +43,6 @@ struct Matrix {
   alignas(16) float columns[2][(kDim + 1) * kColumnRow];
   alignas(16) float right[kPanel];  // the right-hand side's part, over the pivots
   alignas(16) float rhs[kDim];      // the right-hand side, in the end D^-1 L^-1 of it
-  alignas(16) float scale[kDim];    // of rows and columns, for products of two pivots to stay in range
   alignas(16) float start[kDim];    // the diagonal before anything was taken from it, uncentred
   alignas(16) float limit[kDim];    // pivots up to this are dropped
   alignas(16) float pivot[kDim];
@@ -54,12 +50,6 @@ struct Matrix {
   constexpr float& at(unsigned row, unsigned column) { return lower[row_start(row) + column]; }
   constexpr const float& at(unsigned row, unsigned column) const { return lower[row_start(row) + column]; }
 };
-
-// The power of two whose square brings a diagonal element to [1, 4).
-constexpr float diagonal_scale(float start) {
-  const int exponent = static_cast<int>(std::bit_cast<uint32_t>(start) >> 23 & 0xff) - 127;
-  return std::bit_cast<float>(static_cast<uint32_t>(127 - (exponent >> 1)) << 23);
-}
 
 // A pivot at most this part of its start is all rounding: reported.
 inline constexpr float kLeastPivot = 0x1p-16f;
@@ -72,7 +62,6 @@ struct Remaining {
   float rhs;
   unsigned thread, row, column;
 
-  // The matrix is as it came, right-hand side and limits are scaled already.
   constexpr Remaining(const Matrix<kDim>& m, unsigned thread_)
       : at{}, rhs(0), thread(thread_), row(thread_ / kGrid), column(thread_ % kGrid) {
     const float* const first = &m.at(row, column);
@@ -81,8 +70,7 @@ struct Remaining {
 #pragma unroll
       for (unsigned b = 0; b <= a; ++b) {
         // On the diagonal what is above it has no place and is never looked at.
-        if (a > b || column <= row)
-          at[a][b] = first[row_distance(a) + kGrid * b] * m.scale[row + kGrid * a] * m.scale[column + kGrid * b];
+        if (a > b || column <= row) at[a][b] = first[row_distance(a) + kGrid * b];
       }
     }
     if (thread < kDim) rhs = m.rhs[thread];
@@ -91,8 +79,7 @@ struct Remaining {
   // The first panel's columns, by those who have them.
   constexpr void publish(Matrix<kDim>& m) const { publish_block<0>(m, 0); }
 
-  // Takes L D Lᵀ of a panel off what is behind it, and publishes the next panel. The same instructions for all panels,
-  // so that they need not be fetched again.
+  // Takes L D Lᵀ of a panel off what is behind it, and publishes the next panel.
   constexpr void update(Matrix<kDim>& m, unsigned panel) {
     if (thread < kDim) {
       float right[kPanel]{}, mine[kPanel]{};
@@ -102,38 +89,16 @@ struct Remaining {
       for (int k = 0; k < kPanel; ++k) rhs -= right[k] * mine[k];
     }
     const unsigned first = (panel + 1) / 2;  // block of columns that is not done
-    const float* const l_first = &m.at(row, kPanel * panel);
-    const float* const u_first = &m.columns[panel % 2][column * kRow];
-#pragma unroll 1
-    for (unsigned k = 0; k < kPanel; k += 4) {
-      Four l[kBlocks]{};  // of rows that are done: whatever lies there, for nobody
-#pragma unroll
-      for (unsigned a = 0; a < kBlocks; ++a) l[a] = load_four(l_first + row_distance(a) + k);
-      const auto block = [&]<int b>() {
-        if constexpr (b < kBlocks) {
-          const Four u = load_four(u_first + kGrid * kRow * b + k);
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-#pragma unroll
-            for (unsigned a = b; a < kBlocks; ++a) at[a][b] -= l[a].at[e] * u.at[e];
-          }
-          if (k > 0 && b == first) publish_block<b>(m, panel + 1);
-        }
-      };
-      if (first < 4) {
-        if (first < 2) {
-          if (first < 1) block.template operator()<0>();
-          block.template operator()<1>();
-        }
-        if (first < 3) block.template operator()<2>();
-        block.template operator()<3>();
+    if (first < 4) {
+      if (first < 2) {
+        first < 1 ? update_from<0>(m, panel) : update_from<1>(m, panel);
+      } else {
+        first < 3 ? update_from<2>(m, panel) : update_from<3>(m, panel);
       }
-      if (first < 6) {
-        if (first < 5) block.template operator()<4>();
-        block.template operator()<5>();
-      }
-      if (first < 7) block.template operator()<6>();
-      block.template operator()<7>();
+    } else if (first < 6) {
+      first < 5 ? update_from<4>(m, panel) : update_from<5>(m, panel);
+    } else {
+      first < 7 ? update_from<6>(m, panel) : update_from<7>(m, panel);
     }
   }
 
@@ -149,6 +114,29 @@ struct Remaining {
     for (unsigned a = block; a < kBlocks; ++a) to[(row + kGrid * a) * kRow + column % kPanel] = at[a][block];
   }
 
+  template <int first>
+  constexpr void update_from(Matrix<kDim>& m, unsigned panel) {
+    if constexpr (first < kBlocks) {
+      const float* const l_first = &m.at(row, kPanel * panel);
+      const float* const u_first = &m.columns[panel % 2][column * kRow];
+#pragma unroll 1
+      for (unsigned k = 0; k < kPanel; k += 4) {
+        Four u[kBlocks]{};
+#pragma unroll
+        for (unsigned b = first; b < kBlocks; ++b) u[b] = load_four(u_first + kGrid * kRow * b + k);
+#pragma unroll
+        for (unsigned a = first; a < kBlocks; ++a) {
+          const Four l = load_four(l_first + row_distance(a) + k);
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+#pragma unroll
+            for (unsigned b = first; b <= a; ++b) at[a][b] -= l.at[e] * u[b].at[e];
+          }
+        }
+      }
+      publish_block<first>(m, panel + 1);
+    }
+  }
   // row_start(row + 16 a) - row_start(row)
   constexpr unsigned row_distance(unsigned a) const { return kGrid * a * row + 128 * a * (a + 1); }
 };
@@ -166,8 +154,10 @@ constexpr void eliminate_panel(Matrix<kDim>& m, unsigned panel, unsigned thread,
   for (int i = 0; i < kPanel; ++i) load_eight(block[i], &columns[(first + i) * kRow]);
   load_eight(limit, &m.limit[first]);
   load_eight(u, &columns[row * kRow]);
-  const auto eliminate = [&](int j, float inverse) {
+#pragma unroll
+  for (int j = 0; j < kPanel; ++j) {
     pivot[j] = block[j][j];
+    const float any = inverse_of(pivot[j]), inverse = pivot[j] <= limit[j] ? 0.0f : any;
     over[j] = u[j] * inverse;
 #pragma unroll
     for (int i = j + 1; i < kPanel; ++i) {
@@ -176,18 +166,6 @@ constexpr void eliminate_panel(Matrix<kDim>& m, unsigned panel, unsigned thread,
       for (int k = j + 1; k <= i; ++k) block[i][k] -= l * block[k][j];
       u[i] -= l * u[j];
     }
-  };
-  // One reciprocal after the other is what takes time. The second of two pivots is their determinant over the first:
-  // its reciprocal need not wait for the first's.
-#pragma unroll
-  for (int j = 0; j < kPanel; j += 2) {
-    const bool drop_first = block[j][j] <= limit[j];
-    const float a = drop_first ? 1.0f : block[j][j], b = drop_first ? 0.0f : block[j + 1][j];
-    const float determinant = a * block[j + 1][j + 1] - b * b;
-    const bool drop_second = determinant <= limit[j + 1] * a;
-    const float over_a = inverse_of(a), over_determinant = inverse_of(determinant);
-    eliminate(j, drop_first ? 0.0f : over_a);
-    eliminate(j + 1, drop_second ? 0.0f : a * over_determinant);
   }
   if (thread == 0) store_eight(&m.pivot[first], pivot);
   if (row == kDim) {

@@ -41,53 +41,58 @@ __device__ __forceinline__ float smallest_pivot(const Matrix<kDim>& m) {
   return smallest;
 }
 
-// x = L^-T (what the elimination has made of the right-hand side), scaled back, by a thread for each element; the caller
-// puts a barrier after it. Whoever needs eight solved elements solves for them; what the next step multiplies is on its
-// way meanwhile. A loop, not all of it unrolled: instructions that run once cost what it takes to fetch them.
+// x = L^-T (what the elimination has made of the right-hand side), by the first warp; the caller puts a barrier after
+// it. A loop, not all of it unrolled: instructions that run once cost what it takes to fetch them.
 template <int kDim>
-__device__ void back_substitute(Matrix<kDim>& m, float* x) {
-  const int column = threadIdx.x;
-  if (column >= kDim) return;
-  float own = m.rhs[column], l[kPanel][kPanel], before[kPanel];
-  float* const left = m.columns[0];  // what is left of the right-hand side, from its end on
+__device__ void back_substitute(const Matrix<kDim>& m, float* x) {
+  if (threadIdx.x >= 32) return;
+  constexpr int kOwn = kDim / 32;  // elements of a thread
+  const int lane = threadIdx.x;
+  float own[kOwn];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) own[i] = m.rhs[kOwn * lane + i];
+  float l[kPanel][kPanel], before[kPanel][kOwn];
   const auto load_block = [&](int first) {
 #pragma unroll
     for (int j = 1; j < kPanel; ++j) load_eight(l[j], &m.at(first + j, first));
   };
   const auto load_before = [&](int first) {
 #pragma unroll
-    for (int j = 0; j < kPanel; ++j) before[j] = column < first ? m.at(first + j, column) : 0;
+    for (int j = 0; j < kPanel; ++j) {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) before[j][i] = 0;
+      if (kOwn * lane >= first) continue;
+      if constexpr (kOwn == 4) {
+        const Four four = load_four(&m.at(first + j, kOwn * lane));
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) before[j][i] = four.at[i];
+      } else {
+        const float2 two = *reinterpret_cast<const float2*>(&m.at(first + j, kOwn * lane));
+        before[j][0] = two.x, before[j][1] = two.y;
+      }
+    }
   };
   load_block(kDim - kPanel);
   load_before(kDim - kPanel);
 #pragma unroll 1
   for (int first = kDim - kPanel; first >= 0; first -= kPanel) {
     const int next = first > 0 ? first - kPanel : 0;
-    if (column / kPanel == first / kPanel) left[column] = own;
-    named_sync(1, kDim);
     float solved[kPanel];
-    load_eight(solved, &left[first]);
+#pragma unroll
+    for (int j = 0; j < kPanel; ++j) solved[j] = __shfl_sync(0xffffffffu, own[j % kOwn], (first + j) / kOwn);
 #pragma unroll
     for (int j = kPanel - 1; j > 0; --j) {
 #pragma unroll
       for (int k = 0; k < j; ++k) solved[k] = fmaf(-l[j][k], solved[j], solved[k]);
     }
     load_block(next);
-    float other = 0;
 #pragma unroll
-    for (int j = kPanel - 1; j >= 0; j -= 2) {
-      own = fmaf(-before[j], solved[j], own);
-      other = fmaf(-before[j - 1], solved[j - 1], other);
+    for (int j = kPanel - 1; j >= 0; --j) {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) own[i] = fmaf(-before[j][i], solved[j], own[i]);
     }
-    own += other;
     load_before(next);
-    if (column == first) {
-      float scale[kPanel];
-      load_eight(scale, &m.scale[first]);
-#pragma unroll
-      for (int j = 0; j < kPanel; ++j) solved[j] *= scale[j];
-      store_eight(x + first, solved);
-    }
+    if (lane == 0) store_eight(x + first, solved);
   }
 }
 

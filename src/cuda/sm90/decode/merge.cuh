@@ -159,8 +159,19 @@ struct RowParts {
         heavy = fmaf(s.heaviest_share[i] * (value ? 1 : scale), part_heavy, heavy);
       };
       add(0, first_sum, first_heavy);
-#pragma unroll kPartsAtOnce
-      for (int i = 1; i < parts; ++i) add(i, partial(i)[at], vector(i, value ? 2 : 1)[d]);
+#pragma unroll 1
+      for (int from = 1; from < parts; from += kPartsAtOnce) {
+        float sums[kPartsAtOnce], heaviest[kPartsAtOnce];
+#pragma unroll
+        for (int i = 0; i < kPartsAtOnce; ++i) {
+          const int part = min(from + i, parts - 1);
+          sums[i] = partial(part)[at], heaviest[i] = vector(part, value ? 2 : 1)[d];
+        }
+#pragma unroll
+        for (int i = 0; i < kPartsAtOnce; ++i) {
+          if (from + i < parts) add(from + i, sums[i], heaviest[i]);
+        }
+      }
       if (value) {
         s.value_sum[d] = sum;
         s.mean_value[d] = fmaf(sum * inverse, 1 / value_scale, heavy);

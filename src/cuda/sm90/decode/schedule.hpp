@@ -64,19 +64,23 @@ constexpr int32_t rows_claimed(const Shape& p, int32_t claimed, int32_t b) {
   return p.cu_q && p.cu_q[b + 1] > claimed ? p.cu_q[b + 1] : claimed;
 }
 
-// Granules of a piece of a row, a power of two, where rows are cut by their own lengths: half as many pieces as a piece
-// has granules. A row of 1,024 keys has 2 pieces, of 16,384 8, of 65,536 16: enough to spread few rows over the device,
-// few enough that many rows do not drown in partial sums. A row has kMostPieces at most.
-inline constexpr int32_t kMostPieces = 256;
+// Granules of a piece of a row where rows are cut by their own lengths: 2,048 keys, 4,096 of rows of more than 8,192. A
+// piece costs a batch of many rows some 25 us of a block and a partial; a row alone would like more of them. A row has
+// kMostPieces at most.
+inline constexpr int32_t kShortPiece = 16, kLongPiece = 32, kMostShortRow = 64, kMostPieces = 256;
 constexpr int32_t piece_granules(int32_t granules) {
-  int32_t piece = 1;
-  while (int64_t{piece} * piece < 2 * int64_t{granules} || piece < granules / kMostPieces) piece *= 2;
+  if (granules <= kMostShortRow) return kShortPiece;
+  int32_t piece = kLongPiece;
+  while (piece < (granules + kMostPieces - 1) / kMostPieces) piece *= 2;
   return piece;
 }
 // The most pieces of a row of up to so many granules.
 constexpr int32_t most_pieces(int32_t granules) {
-  const int32_t piece = piece_granules(granules), whole = (granules + piece - 1) / piece;
-  return whole > piece / 4 ? whole : piece / 4;  // piece / 4: of rows just short of pieces of this size
+  const int32_t own = (granules + piece_granules(granules) - 1) / piece_granules(granules);
+  const int32_t shorter = granules > kLongPiece * kMostPieces ? kMostPieces
+                          : granules > kMostShortRow          ? kMostShortRow / kShortPiece
+                                                              : 0;
+  return own > shorter ? own : shorter;
 }
 
 // Sequence b, as core::sequence has it; `claimed`: rows_claimed of those before.

@@ -40,11 +40,8 @@ struct RowSolve : RowParts<kDim, kCluster> {
       const float mean = s.mean_key[d], diagonal = m.at(d, d);
       m.at(d, d) = removed ? 1 : diagonal + scaled;
       // What rounding is relative to: the sums before the mean was taken off.
-      const float start = removed ? 1 : fmaf(stream / total * s.stream_mean[d], s.stream_mean[d], diagonal) + scaled;
-      const float scale = diagonal_scale(start);
-      m.scale[d] = scale;
-      m.rhs[d] = removed ? 0 : ((q - reference) * key_scale - mean) * scale;
-      m.start[d] = start * scale * scale;
+      m.rhs[d] = removed ? 0 : (q - reference) * key_scale - mean;
+      m.start[d] = removed ? 1 : fmaf(stream / total * s.stream_mean[d], s.stream_mean[d], diagonal) + scaled;
       m.limit[d] = m.start[d] * (ridge > 0 ? 0x1p-20f : 0x1p-16f);
       s.x[d] = removed;
     }
