@@ -86,11 +86,15 @@ def _allows_tf32(precision, q):
     return precision == "tf32"
 
 
+DEFAULT_OPTIONS = (None, True, -1, -1, None, 0, "auto", None)
+
+
 def _options(scale, causal, window_size, tol, max_iterations, solver, implementation):
     """The option arguments of the operators but for TF32, checked for type."""
     if (tol is max_iterations is implementation is None and causal is True and window_size == (-1, -1)
             and solver == "auto" and (scale is None or type(scale) is float)):
-        return scale, True, -1, -1, None, 0, "auto", None  # what nearly every call gives, without the questions
+        # What nearly every call gives, without the questions.
+        return DEFAULT_OPTIONS if scale is None else (scale, *DEFAULT_OPTIONS[1:])
     if scale is not None and (isinstance(scale, (bool, Tensor)) or not isinstance(scale, (int, float))):
         raise TypeError(f"scale must be a number or None, not {type(scale).__name__}")
     scale = _as_float("scale", scale) if isinstance(scale, int) else scale

@@ -89,10 +89,14 @@ def panels(runs, view, xlabel, ylabel, title, log):
     return finished(fig, axes, len(outer), ylabel, log, runs.models)
 
 
-def shared_settings(runs, settings):
-    """Those in which every model was run that was run in any of them: means over others could not be compared. All, where there is none."""
+def comparable(runs, settings):
+    """Settings and models whose means can be compared: every model in every setting. Of models that have none in common the least run is left out."""
     models = [m for m in runs.models if any(runs.of(s, m) for s in settings)]
-    return [s for s in settings if all(runs.of(s, m) for m in models)] or settings
+    while True:
+        shared = [s for s in settings if all(runs.of(s, m) for m in models)]
+        if shared:
+            return shared, models
+        models.remove(min(models, key=lambda m: sum(bool(runs.of(s, m)) for s in settings)))
 
 
 def curves(runs, view, field, xlabel, ylabel, log, title):
@@ -103,8 +107,8 @@ def curves(runs, view, field, xlabel, ylabel, log, title):
     fig, axes = figure(view, rows, columns, panel=(2.6, 2.4) if len(groups) > 1 else (4.6, 3.0), sharey=True)
     flat = [a for row in axes for a in row]
     for axis, value in zip(flat, groups):
-        settings = shared_settings(runs, [s for s in runs.settings if s[0] == value])
-        for m in reversed(runs.models):
+        settings, models = comparable(runs, [s for s in runs.settings if s[0] == value])
+        for m in reversed(models):
             lines = []
             for s in settings:
                 if runs.rate(s, m) is None:

@@ -200,7 +200,7 @@ TEST_P(GpuCacheForward, FewDecodersKeepTheirBits) {
 
 TEST_P(GpuCacheForward, WhatBreaksABoundHarmsNobodyElse) {
   for (const RidgeShape ridge : {RidgeShape::token, RidgeShape::none}) {
-    CacheSpec spec = mixed(64, {{50, 300}, {60, 700}, {1, 150}, {40, 160}, {1, 160}});
+    CacheSpec spec = mixed(64, {{150, 300}, {160, 700}, {1, 150}, {140, 160}, {1, 160}});
     spec.ridge = ridge;
     expect_invalid(spec, 1, [](lla_forward_args& a) { a.max_seqlen_k = 400; });
     // A page in use of the last prompt, before and behind those there are.
@@ -236,12 +236,12 @@ TEST_P(GpuCacheForward, BoundOfAllKeys) {
 
 // Where a decreasing cu_seqlens_q leaves rows to nobody else they are the broken sequence's.
 TEST_P(GpuCacheForward, RowsThatDecrease) {
-  const CacheSpec spec = mixed(64, {{50, 300}, {40, 100}, {60, 160}, {1, 50}});
+  const CacheSpec spec = mixed(64, {{150, 300}, {140, 200}, {160, 160}, {1, 50}});
   if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
   const std::vector<Inputs> inputs = make_cache_inputs(spec, data::Kind::randn, 0.1, 5);
   const CacheForward want = run_cache(spec, inputs, implementation());
   const CacheForward got =
-      run_cache(spec, inputs, implementation(), [](lla_forward_args& a) { write_int(a.cu_seqlens_q, 2, 45); });
+      run_cache(spec, inputs, implementation(), [](lla_forward_args& a) { write_int(a.cu_seqlens_q, 2, 145); });
   ASSERT_EQ(got.status, LLA_OK) << got.message;
   for (const size_t b : {0, 3}) EXPECT_TRUE(identical(got.o[b], want.o[b])) << "sequence " << b;
   for (const size_t b : {1, 2}) {

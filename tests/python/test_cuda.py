@@ -67,3 +67,33 @@ def test_mixed_devices_are_refused():
         lla.lla_attention(q.cuda(), k, v, ridge)
     with pytest.raises(ValueError, match="ridge"):
         lla.lla_attention(q.cuda(), k.cuda(), v.cuda(), ridge)
+
+
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_a_captured_step_follows_its_cache(page_size):
+    """A layer's step captured once and replayed: the lengths grow on the device, the bound is the capacity."""
+    torch.manual_seed(1)
+    layer = lla.LocalLinearAttention(256, 4, 2, rope=True, qk_norm=True, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(2, 40, 256, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        whole = layer(x)
+        cache = layer.make_cache(2, 40, page_size=page_size)
+        first = layer(x[:, :8], cache=cache)
+        new = torch.empty(2, 1, 256, device="cuda", dtype=torch.bfloat16)
+        new.copy_(x[:, 8:9])
+        eager = layer(new, cache=cache)
+        cache.seqlens -= 1  # the warm-up is written again
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            o = layer(new, cache=cache)
+        steps = []
+        for i in range(8, 40):
+            new.copy_(x[:, i:i + 1])
+            graph.replay()
+            steps.append(o.clone())
+        assert cache.seqlens.tolist() == [40, 40] and cache.length == 40
+        graph.replay()  # no room is left
+        assert o.isnan().all()
+    assert torch.equal(steps[0], eager)
+    made = torch.cat([first, *steps], 1).float()
+    assert ((made - whole.float()).norm() / whole.float().norm()).item() < 2e-2

@@ -46,7 +46,9 @@ int64_t cached_bytes_of_block(const Problem& p, int64_t keys) {
 }
 
 int64_t cached_bytes(const Problem& p, const core::Machine& m) {
-  return cached_weights_per_block(p) * resident_blocks(p, m, kWarpgroupRows);
+  // Kept and recomputed weights round differently: what is invariant must not choose by how many blocks there are.
+  const int blocks = p.batch_invariant ? m.cuda.multiprocessors : resident_blocks(p, m, kWarpgroupRows);
+  return cached_weights_per_block(p) * blocks;
 }
 
 // See keys_of_kept_weights: 132 MiB on an H200.
