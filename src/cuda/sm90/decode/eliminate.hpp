@@ -15,13 +15,19 @@ inline constexpr int kGrid = 16;  // threads along a side of the matrix
 struct alignas(16) Four {
   float at[4];
 };
-constexpr Four load_four(const float* from) { return *reinterpret_cast<const Four*>(from); }
-constexpr void load_eight(float (&to)[kPanel], const float* from) {
+// (Templates, as no compiler minds a constexpr one that is never evaluated while compiling.)
+template <class Float>
+constexpr Four load_four(const Float* from) {
+  return *reinterpret_cast<const Four*>(from);
+}
+template <class Float>
+constexpr void load_eight(float (&to)[kPanel], const Float* from) {
   const Four a = load_four(from), b = load_four(from + 4);
 #pragma unroll
   for (int i = 0; i < 4; ++i) to[i] = a.at[i], to[4 + i] = b.at[i];
 }
-constexpr void store_eight(float* to, const float (&from)[kPanel]) {
+template <class Float>
+constexpr void store_eight(Float* to, const float (&from)[kPanel]) {
   Four* const fours = reinterpret_cast<Four*>(to);
   fours[0] = {from[0], from[1], from[2], from[3]};
   fours[1] = {from[4], from[5], from[6], from[7]};
