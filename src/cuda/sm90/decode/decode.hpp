@@ -13,6 +13,7 @@ inline constexpr int64_t kLargestLength = std::numeric_limits<int32_t>::max() - 
 // Pure decisions, for any machine (plan.cpp; tested without a GPU).
 int kernel_dim(const core::Problem& problem);
 int64_t rows_sharing_keys(const core::Problem& problem);  // of a sequence, at most
+int64_t pieces_of_rows(const core::Problem& problem);     // at most, under batch_invariant; else 0
 std::string refuse(const core::Problem& problem, const core::Machine& machine);
 core::Plan plan(const core::Problem& problem, const core::Machine& machine);
 core::Notes notes(const core::Problem& problem, const core::Plan& plan);

@@ -13,7 +13,8 @@ using core::cat;
 using core::Problem;
 
 Layout layout_of(const Problem& p, int multiprocessors) {
-  return {most_decoded_rows(p), kernel_dim(p), p.given_x(), multiprocessors, rows_sharing_keys(p) > 1};
+  return {most_decoded_rows(p),     kernel_dim(p),    p.given_x(), multiprocessors,
+          rows_sharing_keys(p) > 1, pieces_of_rows(p)};
 }
 
 }  // namespace
@@ -23,11 +24,14 @@ int kernel_dim(const Problem& p) { return std::max(p.dim, p.value_dim) <= 64 ? 6
 // A bound: beside prompts, theirs. How many blocks work is decided by the rows there are (blocks_for).
 int64_t rows_sharing_keys(const Problem& p) { return p.seqlen_q * p.group(); }
 
+int64_t pieces_of_rows(const Problem& p) {
+  return p.batch_invariant ? most_pieces(static_cast<int32_t>((p.seqlen_k + kGranule - 1) / kGranule)) : 0;
+}
+
 std::string refuse(const Problem& p, const core::Machine& m) {
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) return "takes caches of bf16 and f16";
   if (p.solver == Solver::cg) return "solves rows over a cache directly";
   if (p.weights == Weights::cached) return "keeps no weights of rows over a cache";
-  if (p.batch_invariant) return "splits the keys of a cache by what else is in the batch";
   if (p.seqlen_k > kLargestLength || p.total_q > kLargestLength || p.batch > kLargestLength)
     return "takes sequences shorter than 2^31 - 1024";
   if (most_decoded_rows(p) > kLargestLength) return "takes up to 2^31 - 1024 rows over all heads";
@@ -47,7 +51,9 @@ core::Plan plan(const Problem& p, const core::Machine& m) {
 
 core::Notes notes(const Problem& p, const core::Plan& plan) {
   return {{"head dimension", cat(kernel_dim(p), " in the kernel")},
-          {"decode", cat("every row from one pass over its keys, split over ", plan.workers, " blocks by the lengths")},
+          {"decode", cat("every row from one pass over its keys, ",
+                         p.batch_invariant ? "cut by its own length alone, over " : "split by the lengths over ",
+                         plan.workers, " blocks")},
           {"rows at once", cat(layout_of(p, plan.workers).rows_at_once)}};
 }
 
