@@ -13,7 +13,8 @@ using core::cat;
 using core::Problem;
 
 Layout layout_of(const Problem& p, int multiprocessors) {
-  return {most_decoded_rows(p), kernel_dim(p), p.given_x(), multiprocessors, rows_sharing_keys(p) > 1};
+  const Form form = form_of(p);
+  return {most_bundles(p), kernel_dim(p), form, multiprocessors, rows_sharing_keys(p) > bundle_of(form)};
 }
 
 }  // namespace
@@ -22,6 +23,24 @@ int kernel_dim(const Problem& p) { return std::max(p.dim, p.value_dim) <= 64 ? 6
 
 // A bound: beside prompts, theirs. How many blocks work is decided by the rows there are (blocks_for).
 int64_t rows_sharing_keys(const Problem& p) { return p.seqlen_q * p.group(); }
+
+// With x given, rows of a key head make one pass together; for rows on their own another kernel is a little quicker (2 to
+// 7 %, B = 256 with short keys 18 %: docs/benchmarks/h200-decode.md). Which it is depends on the group, or on queries that
+// all sequences have equally many of, not on what else is in the batch: prompts beside decoders change no bit of them.
+Form form_of(const Problem& p) {
+  if (!p.given_x()) return Form::solved;
+  return p.group() > 1 || (!p.packed && p.seqlen_q > 1) ? Form::bundles : Form::given_x;
+}
+
+// Rows, or bundles of them. Of sequences of which the host knows only all queries together every one may have a bundle
+// that is not full.
+int64_t most_bundles(const Problem& p) {
+  const int64_t rows = most_decoded_rows(p), bundle = bundle_of(form_of(p));
+  if (bundle == 1) return rows;
+  const int64_t key_heads = p.heads_q / p.group(), of_a_head = rows / key_heads;
+  if (!p.packed) return key_heads * p.batch * ((p.seqlen_q * p.group() + bundle - 1) / bundle);
+  return key_heads * std::min(of_a_head, of_a_head / bundle + p.batch);
+}
 
 std::string refuse(const Problem& p, const core::Machine& m) {
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) return "takes caches of bf16 and f16";
@@ -46,9 +65,12 @@ core::Plan plan(const Problem& p, const core::Machine& m) {
 }
 
 core::Notes notes(const Problem& p, const core::Plan& plan) {
+  const int bundle = bundle_of(form_of(p));
+  const std::string rows = bundle > 1 ? cat("up to ", bundle, " rows of a key head from one pass over its keys")
+                                      : std::string("every row from one pass over its keys");
   return {{"head dimension", cat(kernel_dim(p), " in the kernel")},
-          {"decode", cat("every row from one pass over its keys, split over ", plan.workers, " blocks by the lengths")},
-          {"rows at once", cat(layout_of(p, plan.workers).rows_at_once)}};
+          {"decode", cat(rows, ", split over ", plan.workers, " blocks by the lengths")},
+          {"rows at once", cat(int64_t{layout_of(p, plan.workers).rows_at_once} * bundle)}};
 }
 
 }  // namespace lla::cuda::sm90::decode
