@@ -15,7 +15,8 @@ namespace lla::cuda::tensor {
 // the whole GPU, so that its time grows with the rows; the forward takes 64 rows as it takes one, but gives them a
 // single multiprocessor. So the rows up to which decode is quicker are fewer, the more key heads there are: about
 // `rows_times_heads` over them. Below `fewest` every sequence decodes, whatever the call's shape: decoders keep their
-// bits. Above `most` none does.
+// bits. Above `most` none does. With x given eight rows share a pass: at 256 key heads (D = 128, n = 4096) 16 rows take
+// 281 µs, so that 32 are still quicker than the forward's 652 for up to 64; what 33 and more take is not measured.
 struct Crossing {
   int64_t rows_times_heads, fewest, most;
 };

@@ -24,12 +24,12 @@ int kernel_dim(const Problem& p) { return std::max(p.dim, p.value_dim) <= 64 ? 6
 // A bound: beside prompts, theirs. How many blocks work is decided by the rows there are (blocks_for).
 int64_t rows_sharing_keys(const Problem& p) { return p.seqlen_q * p.group(); }
 
-// With x given, rows of a key head make one pass together; for rows on their own another kernel is a little quicker (2 to
-// 7 %, B = 256 with short keys 18 %: docs/benchmarks/h200-decode.md). Which it is depends on the group, or on queries that
-// all sequences have equally many of, not on what else is in the batch: prompts beside decoders change no bit of them.
+// With x given, rows of a key head make one pass together. Where every sequence has one row another kernel is a little
+// quicker (2 to 7 %, with short keys and D = 64 18 %: docs/benchmarks/h200-decode.md). Ragged queries always go in
+// bundles: their bound is that of the prompts beside them, which must not change a bit of the decoders.
 Form form_of(const Problem& p) {
   if (!p.given_x()) return Form::solved;
-  return p.group() > 1 || (!p.packed && p.seqlen_q > 1) ? Form::bundles : Form::given_x;
+  return p.packed || p.seqlen_q * p.group() > 1 ? Form::bundles : Form::given_x;
 }
 
 // Rows, or bundles of them. Of sequences of which the host knows only all queries together every one may have a bundle
