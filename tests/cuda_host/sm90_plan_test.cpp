@@ -216,6 +216,14 @@ TEST(Sm90Plan, WhereDecodeAndForwardCross) {
     }
   }
   EXPECT_EQ(before, kSolvedCrossing.fewest);
+  // The heads of a group share nothing in the forward: there more of their rows decode.
+  core::Problem grouped = over_cache(32, 8, 4, 4096, 128);
+  grouped.heads_q = 64;
+  EXPECT_GE(most_rows(grouped), 32);
+  EXPECT_FALSE(has_forward_part(grouped)) << "four queries of eight heads";
+  core::Problem given = over_cache(1, 8, 33, 65536, 128);
+  given.ridge = core::RidgeShape::none;
+  EXPECT_EQ(most_rows(given), 32);
 }
 
 TEST(Sm90Plan, BatchInvariantWhereItHolds) {

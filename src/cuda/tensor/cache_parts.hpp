@@ -12,16 +12,18 @@
 namespace lla::cuda::tensor {
 
 // Where the two cross, measured by bench/chunks_over_caches.py --parts crossing. Decode splits the keys of a row over
-// the whole GPU, so that its time grows with the rows; the forward takes 64 rows as it takes one, but gives them a
-// single multiprocessor. So the rows up to which decode is quicker are fewer, the more key heads there are: about
-// `rows_times_heads` over them. Below `fewest` every sequence decodes, whatever the call's shape: decoders keep their
-// bits. Above `most` none does. With x given eight rows share a pass: at 256 key heads (D = 128, n = 4096) 16 rows take
-// 281 µs, so that 32 are still quicker than the forward's 652 for up to 64; what 33 and more take is not measured.
+// the whole GPU, so that its time grows with the rows of all key heads; the forward gives up to 64 queries of a query
+// head one multiprocessor, so that its time grows with the rounds in which these get through all query heads. They are
+// equal at about `rows_per_round` rows of all key heads for each round. Up to `fewest` rows of its own every sequence
+// decodes, whatever the call's shape: decoders keep their bits. Above `most` none does. With x given eight rows share a
+// pass: at 256 key heads (D = 128, n = 4096) 8 rows take 168 µs and 16 281, so that 32 are about where the forward's 652
+// for up to 64 is; with few key heads decode would win for longer, which is not measured.
 struct Crossing {
-  int64_t rows_times_heads, fewest, most;
+  int64_t rows_per_round, fewest, most;
 };
-inline constexpr Crossing kSolvedCrossing{660, 16, 128}, kGivenXCrossing{1000, 32, 128};
-inline constexpr int64_t kInvariantRows = 32;  // where not even the call's shape may matter
+inline constexpr Crossing kSolvedCrossing{660, 16, 128}, kGivenXCrossing{0, 32, 32};
+inline constexpr int64_t kBlocksInARound = 132;  // multiprocessors of an H200
+inline constexpr int64_t kInvariantRows = 32;    // where not even the call's shape may matter
 
 // Rows of a key head (queries times query heads) up to which a sequence is decoded.
 constexpr int64_t most_rows(const core::Problem& p) {
@@ -30,7 +32,9 @@ constexpr int64_t most_rows(const core::Problem& p) {
   if (p.solver == Solver::direct) return at.most;  // the forward has no such solver
   // What decode refuses is better off in the forward than with another implementation.
   if (p.dtype == DType::f32 || p.solver == Solver::cg || p.weights == Weights::cached) return at.fewest;
-  return std::clamp(at.rows_times_heads / std::max<int64_t>(p.batch * p.heads_kv, 1), at.fewest, at.most);
+  const int64_t key_heads = std::max<int64_t>(p.batch * p.heads_kv, 1);
+  const int64_t rounds = (key_heads * p.group() + kBlocksInARound - 1) / kBlocksInARound;
+  return std::clamp(at.rows_per_round * rounds / key_heads, at.fewest, at.most);
 }
 
 constexpr bool decodes(int64_t length_q, int64_t group, int64_t most_rows) { return length_q * group <= most_rows; }
