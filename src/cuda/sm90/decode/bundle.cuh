@@ -215,8 +215,7 @@ struct BundlePass {
     if (u.first) feed.invalid |= others_miss_a_page(p.cache, u, threadIdx.x, kBundleThreads);
     stream(feed, u, next);
     const bool wrong = __syncthreads_or(feed.invalid) || u.invalid;
-    float* const partial =
-        p.partials + int64_t{u.local + static_cast<int>(blockIdx.x)} * kBundleRows * given_x_row_floats(C::kDim);
+    float* const partial = p.partials + int64_t{u.partial} * kBundleRows * given_x_row_floats(C::kDim);
 #pragma unroll
     for (int n = 0; n < kQuads; ++n) {
       publish(quad[n], partial + n * kQuadRows * given_x_row_floats(C::kDim), min(kQuadRows, u.rows - n * kQuadRows),
@@ -257,7 +256,7 @@ __global__ void __launch_bounds__(kBundleThreads, 1) bundle_kernel(const __grid_
     to.local = -1;
     if (s.walk.left == 0) return;
     to = take(p, s.walk);
-    record_row(p, to, blockIdx.x);
+    record_row(p, to);
   };
   if (threadIdx.x < 32) {
     const Walk start = find_start(p, blockIdx.x);

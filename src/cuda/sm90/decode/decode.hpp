@@ -17,6 +17,7 @@ int64_t rows_sharing_keys(const core::Problem& problem);  // of a sequence, at m
 Form form_of(const core::Problem& problem);
 int64_t most_bundles(
     const core::Problem& problem);  // of rows that make one pass, at most; rows where each makes its own
+int64_t pieces_of_rows(const core::Problem& problem);  // at most, under batch_invariant; else 0
 std::string refuse(const core::Problem& problem, const core::Machine& machine);
 core::Plan plan(const core::Problem& problem, const core::Machine& machine);
 core::Notes notes(const core::Problem& problem, const core::Plan& plan);

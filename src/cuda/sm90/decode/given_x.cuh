@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kGivenXThreads, 1) given_x_kernel(const __grid
   while (walk.left > 0) {
     const Unit u = take(p, walk);
     const int thread = threadIdx.x;
-    if (thread == 0) record_row(p, u, blockIdx.x);
+    if (thread == 0) record_row(p, u);
     if (thread < C::kDim) {
       float2 qx{0, 0};
       if (thread < p.dim) {
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kGivenXThreads, 1) given_x_kernel(const __grid
     __syncthreads();
     GivenXWarp<C> warp(s, p, u, ring);
     warp.stream();
-    warp.publish(p.partials + int64_t{u.local + static_cast<int>(blockIdx.x)} * given_x_row_floats(C::kDim));
+    warp.publish(p.partials + int64_t{u.partial} * given_x_row_floats(C::kDim));
   }
 }
 

@@ -17,6 +17,7 @@ struct Launch {
   bool bf16;
   int multiprocessors;
   int64_t sharing;  // rows of a sequence that have the same keys, at most
+  int64_t pieces;   // of a row, at most, where rows are cut by their own lengths; else 0
   void* workspace;
   cudaStream_t stream;
 };

@@ -3,12 +3,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 
 namespace lla::cuda::sm90::decode {
 
 // Which partial sums make a row: partials [row + first, row + last].
 struct RowRecord {
-  int32_t first, last;  // blocks
+  int32_t first, last;
   int32_t batch, head, index;
   int32_t position;  // of the query in q
   int32_t invalid;   // the sequence is not usable: NaN
@@ -64,7 +65,7 @@ constexpr int64_t partial_bytes(Form form, int dim) {
 }
 
 // Where things lie in the workspace. Independent of the cache's capacity: a partial for every row of a launch and every
-// block. Where there are more rows, they go in several launches.
+// block, or under batch_invariant for every piece of every row. Where there are more rows, they go in several launches.
 //
 // A launch that may have rows that share keys has a block for every row, wave after wave (blocks_for in schedule.hpp
 // says how many of them work).
@@ -75,20 +76,29 @@ struct Layout {
   int64_t records = 0, live_rows = 0, size = 0;  // partials come first
 
   // `sharing`: whether rows may share keys. The rows of a launch do not depend on it, so that it changes no bits.
-  Layout(int64_t rows, int dim, Form form, int multiprocessors, bool sharing) {
+  // `pieces`: of a row, at most, where rows are cut by their own lengths; else 0.
+  Layout(int64_t rows, int dim, Form form, int multiprocessors, bool sharing, int64_t pieces = 0) {
     const int64_t partial = partial_bytes(form, dim), fit = kMostBytes / partial / 2;
     const int64_t room = form == Form::solved ? std::min<int64_t>(fit, kMostBlocks) : fit;
-    const int64_t most = std::max<int64_t>(1, room / multiprocessors) * multiprocessors;
+    const int64_t most = pieces > 0 ? most_cut(2 * kMostBytes / (partial * pieces), pieces, multiprocessors)
+                                    : std::max<int64_t>(1, room / multiprocessors) * multiprocessors;
     rows_at_once = static_cast<int32_t>(std::max<int64_t>(1, std::min(rows, most)));
     const int32_t waves = sharing ? (rows_at_once + multiprocessors - 1) / multiprocessors : 1;
     blocks = waves * multiprocessors;
-    records = (partial * (int64_t{rows_at_once} + blocks) + 255) / 256 * 256;
+    const int64_t partials = pieces > 0 ? rows_at_once * pieces : int64_t{rows_at_once} + blocks;
+    records = (partial * partials + 255) / 256 * 256;
     live_rows = records + int64_t{rows_at_once} * int64_t{sizeof(RowRecord)};
     size = live_rows + 16;
   }
 
  private:
   static constexpr int64_t kMostBytes = int64_t{64} << 20;
+
+  // Rows of that many pieces: at most `room`, and such that every multiprocessor has equally many pieces.
+  static int64_t most_cut(int64_t room, int64_t pieces, int multiprocessors) {
+    const int64_t even = multiprocessors / std::gcd<int64_t>(pieces, multiprocessors);
+    return room >= even ? room / even * even : room;
+  }
 };
 
 }  // namespace lla::cuda::sm90::decode

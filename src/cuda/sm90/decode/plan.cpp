@@ -14,7 +14,8 @@ using core::Problem;
 
 Layout layout_of(const Problem& p, int multiprocessors) {
   const Form form = form_of(p);
-  return {most_bundles(p), kernel_dim(p), form, multiprocessors, rows_sharing_keys(p) > bundle_of(form)};
+  return {most_bundles(p),  kernel_dim(p), form, multiprocessors, rows_sharing_keys(p) > bundle_of(form),
+          pieces_of_rows(p)};
 }
 
 }  // namespace
@@ -42,11 +43,14 @@ int64_t most_bundles(const Problem& p) {
   return key_heads * std::min(of_a_head, of_a_head / bundle + p.batch);
 }
 
+int64_t pieces_of_rows(const Problem& p) {
+  return p.batch_invariant ? most_pieces(static_cast<int32_t>((p.seqlen_k + kGranule - 1) / kGranule)) : 0;
+}
+
 std::string refuse(const Problem& p, const core::Machine& m) {
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) return "takes caches of bf16 and f16";
   if (p.solver == Solver::cg) return "solves rows over a cache directly";
   if (p.weights == Weights::cached) return "keeps no weights of rows over a cache";
-  if (p.batch_invariant) return "splits the keys of a cache by what else is in the batch";
   if (p.seqlen_k > kLargestLength || p.total_q > kLargestLength || p.batch > kLargestLength)
     return "takes sequences shorter than 2^31 - 1024";
   if (most_decoded_rows(p) > kLargestLength) return "takes up to 2^31 - 1024 rows over all heads";
@@ -69,7 +73,9 @@ core::Notes notes(const Problem& p, const core::Plan& plan) {
   const std::string rows = bundle > 1 ? cat("up to ", bundle, " rows of a key head from one pass over its keys")
                                       : std::string("every row from one pass over its keys");
   return {{"head dimension", cat(kernel_dim(p), " in the kernel")},
-          {"decode", cat(rows, ", split over ", plan.workers, " blocks by the lengths")},
+          {"decode",
+           cat(rows, ", ", p.batch_invariant ? "cut by its own length alone, over " : "split by the lengths over ",
+               plan.workers, " blocks")},
           {"rows at once", cat(int64_t{layout_of(p, plan.workers).rows_at_once} * bundle)}};
 }
 
