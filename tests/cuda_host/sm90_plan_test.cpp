@@ -119,6 +119,32 @@ TEST(Sm90Plan, DecodesOverCaches) {
   EXPECT_LE(plan(over_cache(4096, 8, 1, 1024, 128), kH200).workspace_bytes, size_t{65} << 20);
 }
 
+std::string noted(const core::Problem& p, const char* key);
+
+// With x given rows that share keys go in bundles. So do ragged queries: prompts beside decoders only show in the bound of
+// the queries, and do not change what the decoders get.
+TEST(Sm90Plan, BundlesOfRowsWithTheirX) {
+  core::Problem p = over_cache(32, 8, 1, 16384, 128);
+  EXPECT_EQ(decode::form_of(p), decode::Form::solved);
+  p.ridge = core::RidgeShape::none;
+  EXPECT_EQ(decode::form_of(p), decode::Form::given_x);
+  EXPECT_EQ(decode::most_bundles(p), 32 * 8);
+  p.packed = true;
+  for (const int64_t queries : {1, 4, 512}) {
+    p.seqlen_q = queries;
+    EXPECT_EQ(decode::form_of(p), decode::Form::bundles) << queries;
+  }
+  p = over_cache(32, 8, 4, 16384, 128);
+  p.ridge = core::RidgeShape::none;
+  EXPECT_EQ(decode::form_of(p), decode::Form::bundles);
+  EXPECT_EQ(decode::most_bundles(p), 32 * 8) << "four rows are one bundle";
+  EXPECT_NE(noted(p, "decode").find("up to 8 rows"), std::string::npos);
+  p.heads_kv = 2;  // sixteen rows of each
+  EXPECT_EQ(decode::most_bundles(p), 32 * 2 * 2);
+  p.packed = true;
+  EXPECT_EQ(decode::most_bundles(p), 2 * (32 * 16 / 8 + 32)) << "each sequence may have one that is not full";
+}
+
 std::string noted(const core::Problem& p, const char* key) {
   for (const auto& [name, text] : notes(p, kH200, plan(p, kH200))) {
     if (name == key) return text;

@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "cuda/sm90/decode/partials.hpp"
 #include "plan/implementation.hpp"
 
 namespace lla::cuda::sm90::decode {
@@ -13,7 +14,10 @@ inline constexpr int64_t kLargestLength = std::numeric_limits<int32_t>::max() - 
 // Pure decisions, for any machine (plan.cpp; tested without a GPU).
 int kernel_dim(const core::Problem& problem);
 int64_t rows_sharing_keys(const core::Problem& problem);  // of a sequence, at most
-int64_t pieces_of_rows(const core::Problem& problem);     // at most, under batch_invariant; else 0
+Form form_of(const core::Problem& problem);
+int64_t most_bundles(
+    const core::Problem& problem);  // of rows that make one pass, at most; rows where each makes its own
+int64_t pieces_of_rows(const core::Problem& problem);  // at most, under batch_invariant; else 0
 std::string refuse(const core::Problem& problem, const core::Machine& machine);
 core::Plan plan(const core::Problem& problem, const core::Machine& machine);
 core::Notes notes(const core::Problem& problem, const core::Plan& plan);

@@ -1,19 +1,15 @@
-// Decode with x given: o = Σ p (1 + (k - mean).x) v in one pass, two sums of values and no matrix. Everything in fp32;
-// bound by memory.
+// Decode with x given, a row at a time: o = Σ p (1 + (k - mean).x) v in one pass, two sums of values and no matrix.
+// Everything in fp32; bound by memory.
 #pragma once
 
 #include "cuda/common/convert.cuh"
 #include "cuda/sm90/decode/convert.cuh"
+#include "cuda/sm90/decode/given_x_merge.cuh"
 
 namespace lla::cuda::sm90::decode {
 
 inline constexpr int kGivenXWarps = 8, kGivenXThreads = 32 * kGivenXWarps;
 
-// A part's sums: head, then Σ w v and Σ w (e - centre) v.
-struct GivenXHead {
-  float max, omega, omega_e, centre;  // max in log2 units; omega_e = Σ w (e - centre)
-  int32_t invalid;
-};
 template <int kDim_, bool kBf16_, bool kSmallPages_>
 struct GivenXConfig {
   static constexpr int kDim = kDim_;
@@ -25,6 +21,7 @@ struct GivenXConfig {
 
 template <class C>
 struct GivenXShared {
+  static constexpr int kDim = C::kDim;
   alignas(1024) unsigned char raw[kGivenXWarps][C::kRawSlots][2][C::kRawBytes];
   float2 query_x[C::kDim];
   float sums[kGivenXWarps][2 * C::kDim];
@@ -201,52 +198,8 @@ __global__ void __launch_bounds__(kGivenXThreads, 1) given_x_kernel(const __grid
     __syncthreads();
     GivenXWarp<C> warp(s, p, u, ring);
     warp.stream();
-    warp.publish(p.partials + int64_t{u.partial} * given_x_partial_floats(C::kDim));
+    warp.publish(p.partials + int64_t{u.partial} * given_x_row_floats(C::kDim));
   }
-}
-
-// Puts the parts of a row together: a thread a column.
-template <int kDim>
-__global__ void __launch_bounds__(kDim) given_x_merge_kernel(const __grid_constant__ Params p) {
-  wait_for_last_kernel();
-  let_next_kernel_begin();
-  const int row = blockIdx.x;
-  if (row >= *p.live_rows) return;
-  const RowRecord record = p.records[row];
-  const int parts = record.last - record.first + 1, j = threadIdx.x;
-  const float* const partials = p.partials + int64_t{row + record.first} * given_x_partial_floats(kDim);
-  const auto head = [&](int i) -> const GivenXHead& {
-    return *reinterpret_cast<const GivenXHead*>(partials + int64_t{i} * given_x_partial_floats(kDim));
-  };
-  float top = -INFINITY;
-  bool invalid = record.invalid;
-  float reference = 0;
-#pragma unroll 4
-  for (int i = 0; i < parts; ++i) {
-    const GivenXHead h = head(i);
-    if (h.max > top) top = h.max, reference = h.centre;
-    invalid |= h.invalid != 0;
-  }
-  float plain = 0, with_e = 0, omega = 0, omega_e = 0;
-#pragma unroll 4
-  for (int i = 0; i < parts; ++i) {
-    const GivenXHead h = head(i);
-    const float* const sums = partials + int64_t{i} * given_x_partial_floats(kDim) + kGivenXHead;
-    const float a = sums[j], b = sums[kDim + j];
-    const float factor = h.max > -INFINITY ? exp2_fast(h.max - top) : h.omega;  // 0, or NaN
-    const float by = h.centre - reference;
-    plain = fmaf(factor, a, plain), with_e = fmaf(factor, fmaf(by, a, b), with_e);
-    omega = fmaf(factor, h.omega, omega), omega_e = fmaf(factor, fmaf(by, h.omega, h.omega_e), omega_e);
-  }
-  const float mean = plain / omega;
-  float o = mean + fmaf(-omega_e, mean, with_e) / omega;
-  if (omega == 0) o = 0;
-  if (invalid) o = NAN;
-  if (j < p.value_dim) {
-    store_as(p.o.data, p.o.dtype, row_offset(p.o, record.batch, record.position, record.head) + j * p.o.stride[3], o);
-  }
-  const bool bad = __syncthreads_or(!(fabsf(o) <= 3e38f) && j < p.value_dim);
-  if (j == 0) report_row(p, record, invalid ? LLA_ROW_INVALID : bad ? LLA_ROW_NAN : LLA_ROW_OK);
 }
 
 }  // namespace lla::cuda::sm90::decode

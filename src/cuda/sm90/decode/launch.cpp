@@ -29,13 +29,14 @@ Status describe_cache(Params& p) {
   return make_cache_map(p.value_map, cache.v, {cache.pages, slots, heads, p.value_dim}, cache.box);
 }
 
-Status launch(const Launch& call, bool given_x) {
+Status launch(const Launch& call) {
   if (call.rows == 0) return {};
+  const bool solved = call.form == Form::solved;
   if (call.dim == 64) {
-    if (given_x) return call.bf16 ? launch_given_x<64, true>(call) : launch_given_x<64, false>(call);
+    if (!solved) return call.bf16 ? launch_given_x<64, true>(call) : launch_given_x<64, false>(call);
     return call.bf16 ? launch_solved<64, true>(call) : launch_solved<64, false>(call);
   }
-  if (given_x) return call.bf16 ? launch_given_x<128, true>(call) : launch_given_x<128, false>(call);
+  if (!solved) return call.bf16 ? launch_given_x<128, true>(call) : launch_given_x<128, false>(call);
   return call.bf16 ? launch_solved<128, true>(call) : launch_solved<128, false>(call);
 }
 

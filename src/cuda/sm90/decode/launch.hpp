@@ -7,9 +7,10 @@
 
 namespace lla::cuda::sm90::decode {
 
-// A call: at most so many rows, in the given workspace. Of p, the workspace's pointers and the share of the rows are
+// A call: at most so many rows (or bundles of them), in the given workspace. Of p, the workspace's pointers and the share of the rows are
 // set here.
 struct Launch {
+  Form form;
   Params p;
   int64_t rows;
   int dim;  // 64 or 128: of the kernel
@@ -25,7 +26,7 @@ struct Launch {
 // where there is no table.
 Status describe_cache(Params& p);
 
-Status launch(const Launch& call, bool given_x);
+Status launch(const Launch& call);
 
 template <int kDim, bool kBf16>
 Status launch_solved(const Launch& call);

@@ -1,27 +1,38 @@
 #pragma once
 
+#include "cuda/sm90/decode/bundle.cuh"
 #include "cuda/sm90/decode/given_x.cuh"
 #include "cuda/sm90/decode/launch.cuh"
 
 namespace lla::cuda::sm90::decode {
 
-template <int kDim, bool kBf16, bool kSmallPages>
-Status launch_given_x_in(const Launch& call) {
-  using C = GivenXConfig<kDim, kBf16, kSmallPages>;
-  const Layout layout = layout_of(call, true);
+// The kernel for rows on their own, or in bundles, and the one that puts their parts together.
+template <class Shared, int kBundle, class Kernel>
+Status launch_given_x_in(const Launch& call, Kernel kernel, int threads) {
+  const Layout layout = layout_of(call);
   return for_each_share(call, layout, [&](const Params& p) -> Status {
-    LLA_RETURN_IF_ERROR(launch_early(given_x_kernel<C>, dim3(static_cast<unsigned>(layout.blocks)), kGivenXThreads,
-                                     sizeof(GivenXShared<C>), call.stream, "launching the decode kernel for given x",
-                                     p));
-    return launch_early(given_x_merge_kernel<kDim>, dim3(static_cast<unsigned>(p.row_count)), kDim, 0, call.stream,
-                        "launching the decode merge", p);
+    LLA_RETURN_IF_ERROR(launch_early(kernel, dim3(static_cast<unsigned>(layout.blocks)), threads, sizeof(Shared),
+                                     call.stream, "launching the decode kernel for given x", p));
+    const int rows = static_cast<int>(std::min<int64_t>(call.sharing, kBundle));  // of a bundle, at most
+    return launch_early(given_x_merge_kernel<Shared::kDim, kBundle>, dim3(static_cast<unsigned>(p.row_count * rows)),
+                        Shared::kDim, 0, call.stream, "launching the decode merge", p, rows);
   });
+}
+
+template <int kDim, bool kBf16, bool kSmallPages>
+Status launch_given_x_from(const Launch& call) {
+  if (call.form == Form::bundles) {
+    using C = BundleConfig<kDim, kBf16, kSmallPages>;
+    return launch_given_x_in<BundleShared<C>, kBundleRows>(call, bundle_kernel<C>, kBundleThreads);
+  }
+  using C = GivenXConfig<kDim, kBf16, kSmallPages>;
+  return launch_given_x_in<GivenXShared<C>, 1>(call, given_x_kernel<C>, kGivenXThreads);
 }
 
 template <int kDim, bool kBf16>
 Status launch_given_x(const Launch& call) {
-  return small_pages(call.p.cache) ? launch_given_x_in<kDim, kBf16, true>(call)
-                                   : launch_given_x_in<kDim, kBf16, false>(call);
+  return small_pages(call.p.cache) ? launch_given_x_from<kDim, kBf16, true>(call)
+                                   : launch_given_x_from<kDim, kBf16, false>(call);
 }
 
 }  // namespace lla::cuda::sm90::decode

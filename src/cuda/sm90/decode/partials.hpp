@@ -13,6 +13,8 @@ struct RowRecord {
   int32_t batch, head, index;
   int32_t position;  // of the query in q
   int32_t invalid;   // the sequence is not usable: NaN
+  // Of a bundle: how many rows, the queries of the sequence, and the first one's number among those of its key head.
+  int32_t rows, length_q, row_of_head;
 };
 
 // A partial, in floats: head, vectors (reference key, heaviest key and value), then the products in the order the
@@ -49,9 +51,18 @@ constexpr int partial_matrix(int dim) { return kPartialHead + 3 * dim; }
 constexpr int matrix_floats(int dim) { return dim == 128 ? 64 * (3 * 136 + 72) : 64 * 2 * 72; }
 constexpr int partial_floats(int dim) { return partial_matrix(dim) + matrix_floats(dim); }
 
-// With x given a partial has no matrix: head, Σ w v and Σ w e v.
+// With x given a partial has no matrix: head, Σ w v and Σ w e v. Rows of a key head that make one pass together, a
+// bundle, have theirs side by side.
+inline constexpr int kBundleRows = 8;
 inline constexpr int kGivenXHead = 8;
-constexpr int given_x_partial_floats(int dim) { return kGivenXHead + 2 * dim; }
+constexpr int given_x_row_floats(int dim) { return kGivenXHead + 2 * dim; }
+
+// What a launch is: rows that are solved, or that have their x, each on its own or in bundles.
+enum class Form { solved, given_x, bundles };
+constexpr int bundle_of(Form form) { return form == Form::bundles ? kBundleRows : 1; }
+constexpr int64_t partial_bytes(Form form, int dim) {
+  return int64_t{4} * (form == Form::solved ? partial_floats(dim) : bundle_of(form) * given_x_row_floats(dim));
+}
 
 // Where things lie in the workspace. Independent of the cache's capacity: a partial for every row of a launch and every
 // block, or under batch_invariant for every piece of every row. Where there are more rows, they go in several launches.
@@ -66,9 +77,9 @@ struct Layout {
 
   // `sharing`: whether rows may share keys. The rows of a launch do not depend on it, so that it changes no bits.
   // `pieces`: of a row, at most, where rows are cut by their own lengths; else 0.
-  Layout(int64_t rows, int dim, bool given_x, int multiprocessors, bool sharing, int64_t pieces = 0) {
-    const int64_t partial = int64_t{given_x ? given_x_partial_floats(dim) : partial_floats(dim)} * 4;
-    const int64_t room = given_x ? kMostBytes / partial / 2 : std::min<int64_t>(kMostBytes / partial / 2, kMostBlocks);
+  Layout(int64_t rows, int dim, Form form, int multiprocessors, bool sharing, int64_t pieces = 0) {
+    const int64_t partial = partial_bytes(form, dim), fit = kMostBytes / partial / 2;
+    const int64_t room = form == Form::solved ? std::min<int64_t>(fit, kMostBlocks) : fit;
     const int64_t most = pieces > 0 ? most_cut(2 * kMostBytes / (partial * pieces), pieces, multiprocessors)
                                     : std::max<int64_t>(1, room / multiprocessors) * multiprocessors;
     rows_at_once = static_cast<int32_t>(std::max<int64_t>(1, std::min(rows, most)));

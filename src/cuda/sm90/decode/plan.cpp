@@ -13,8 +13,9 @@ using core::cat;
 using core::Problem;
 
 Layout layout_of(const Problem& p, int multiprocessors) {
-  return {most_decoded_rows(p),     kernel_dim(p),    p.given_x(), multiprocessors,
-          rows_sharing_keys(p) > 1, pieces_of_rows(p)};
+  const Form form = form_of(p);
+  return {most_bundles(p),  kernel_dim(p), form, multiprocessors, rows_sharing_keys(p) > bundle_of(form),
+          pieces_of_rows(p)};
 }
 
 }  // namespace
@@ -23,6 +24,24 @@ int kernel_dim(const Problem& p) { return std::max(p.dim, p.value_dim) <= 64 ? 6
 
 // A bound: beside prompts, theirs. How many blocks work is decided by the rows there are (blocks_for).
 int64_t rows_sharing_keys(const Problem& p) { return p.seqlen_q * p.group(); }
+
+// With x given, rows of a key head make one pass together. Where every sequence has one row another kernel is a little
+// quicker (2 to 7 %, with short keys and D = 64 18 %: docs/benchmarks/h200-decode.md). Ragged queries always go in
+// bundles: their bound is that of the prompts beside them, which must not change a bit of the decoders.
+Form form_of(const Problem& p) {
+  if (!p.given_x()) return Form::solved;
+  return p.packed || p.seqlen_q * p.group() > 1 ? Form::bundles : Form::given_x;
+}
+
+// Rows, or bundles of them. Of sequences of which the host knows only all queries together every one may have a bundle
+// that is not full.
+int64_t most_bundles(const Problem& p) {
+  const int64_t rows = most_decoded_rows(p), bundle = bundle_of(form_of(p));
+  if (bundle == 1) return rows;
+  const int64_t key_heads = p.heads_q / p.group(), of_a_head = rows / key_heads;
+  if (!p.packed) return key_heads * p.batch * ((p.seqlen_q * p.group() + bundle - 1) / bundle);
+  return key_heads * std::min(of_a_head, of_a_head / bundle + p.batch);
+}
 
 int64_t pieces_of_rows(const Problem& p) {
   return p.batch_invariant ? most_pieces(static_cast<int32_t>((p.seqlen_k + kGranule - 1) / kGranule)) : 0;
@@ -50,11 +69,14 @@ core::Plan plan(const Problem& p, const core::Machine& m) {
 }
 
 core::Notes notes(const Problem& p, const core::Plan& plan) {
+  const int bundle = bundle_of(form_of(p));
+  const std::string rows = bundle > 1 ? cat("up to ", bundle, " rows of a key head from one pass over its keys")
+                                      : std::string("every row from one pass over its keys");
   return {{"head dimension", cat(kernel_dim(p), " in the kernel")},
-          {"decode", cat("every row from one pass over its keys, ",
-                         p.batch_invariant ? "cut by its own length alone, over " : "split by the lengths over ",
-                         plan.workers, " blocks")},
-          {"rows at once", cat(layout_of(p, plan.workers).rows_at_once)}};
+          {"decode",
+           cat(rows, ", ", p.batch_invariant ? "cut by its own length alone, over " : "split by the lengths over ",
+               plan.workers, " blocks")},
+          {"rows at once", cat(int64_t{layout_of(p, plan.workers).rows_at_once} * bundle)}};
 }
 
 }  // namespace lla::cuda::sm90::decode

@@ -1,0 +1,60 @@
+// With x given: what a part leaves behind of a row, and the kernel that puts the parts of a row together.
+#pragma once
+
+#include "cuda/common/convert.cuh"
+#include "cuda/sm90/decode/walk.cuh"
+
+namespace lla::cuda::sm90::decode {
+
+// A part's sums of one row: head, then Σ w v and Σ w (e - centre) v.
+struct GivenXHead {
+  float max, omega, omega_e, centre;  // max in log2 units; omega_e = Σ w (e - centre)
+  int32_t invalid;
+};
+// Puts the parts of a row together: a thread a column. kBundle: rows whose sums lie together; at most `rows_of_bundle`
+// of them are there.
+template <int kDim, int kBundle>
+__global__ void __launch_bounds__(kDim) given_x_merge_kernel(const __grid_constant__ Params p, int rows_of_bundle) {
+  wait_for_last_kernel();
+  let_next_kernel_begin();
+  const int bundle = blockIdx.x / rows_of_bundle, i_row = blockIdx.x % rows_of_bundle;
+  if (bundle >= *p.live_rows || i_row >= p.records[bundle].rows) return;
+  const RowRecord record = row_of(p, p.records[bundle], i_row);
+  const int parts = record.last - record.first + 1, j = threadIdx.x;
+  const auto part_of = [&](int i) {
+    return p.partials + int64_t{bundle + record.first + i} * kBundle * given_x_row_floats(kDim) +
+           i_row * given_x_row_floats(kDim);
+  };
+  const auto head = [&](int i) -> const GivenXHead& { return *reinterpret_cast<const GivenXHead*>(part_of(i)); };
+  float top = -INFINITY;
+  bool invalid = record.invalid;
+  float reference = 0;
+#pragma unroll 4
+  for (int i = 0; i < parts; ++i) {
+    const GivenXHead h = head(i);
+    if (h.max > top) top = h.max, reference = h.centre;
+    invalid |= h.invalid != 0;
+  }
+  float plain = 0, with_e = 0, omega = 0, omega_e = 0;
+#pragma unroll 4
+  for (int i = 0; i < parts; ++i) {
+    const GivenXHead h = head(i);
+    const float* const sums = part_of(i) + kGivenXHead;
+    const float a = sums[j], b = sums[kDim + j];
+    const float factor = h.max > -INFINITY ? exp2_fast(h.max - top) : h.omega;  // 0, or NaN
+    const float by = h.centre - reference;
+    plain = fmaf(factor, a, plain), with_e = fmaf(factor, fmaf(by, a, b), with_e);
+    omega = fmaf(factor, h.omega, omega), omega_e = fmaf(factor, fmaf(by, h.omega, h.omega_e), omega_e);
+  }
+  const float mean = plain / omega;
+  float o = mean + fmaf(-omega_e, mean, with_e) / omega;
+  if (omega == 0) o = 0;
+  if (invalid) o = NAN;
+  if (j < p.value_dim) {
+    store_as(p.o.data, p.o.dtype, row_offset(p.o, record.batch, record.position, record.head) + j * p.o.stride[3], o);
+  }
+  const bool bad = __syncthreads_or(!(fabsf(o) <= 3e38f) && j < p.value_dim);
+  if (j == 0) report_row(p, record, invalid ? LLA_ROW_INVALID : bad ? LLA_ROW_NAN : LLA_ROW_OK);
+}
+
+}  // namespace lla::cuda::sm90::decode
