@@ -15,6 +15,7 @@ import argparse
 import torch
 
 import lla
+from timing import median_microseconds
 
 REPLAYS, KEY_HEADS = 10, 8
 
@@ -33,15 +34,7 @@ def microseconds(call):
     with torch.cuda.graph(graph):
         call()
     graph.replay()
-    times = []
-    for _ in range(REPLAYS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
-    return sorted(times)[REPLAYS // 2]
+    return median_microseconds(graph.replay, REPLAYS)
 
 
 def normal(*shape):

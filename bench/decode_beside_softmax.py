@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import lla
+from timing import median_microseconds
 
 CALLS, REPLAYS, KEY_HEADS = 20, 15, 8
 SHAPES = [(1, 1024), (1, 4096), (1, 16384), (1, 65536), (32, 1024), (32, 4096), (32, 16384), (256, 1024)]
@@ -28,15 +29,7 @@ def microseconds(call):
     with torch.cuda.graph(graph):
         for i in range(CALLS):
             call(i)
-    times = []
-    for _ in range(REPLAYS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / CALLS)
-    return sorted(times)[REPLAYS // 2]
+    return median_microseconds(graph.replay, REPLAYS) / CALLS
 
 
 class Inputs:

@@ -11,6 +11,7 @@ import argparse
 import torch
 
 import lla
+from timing import median_microseconds
 
 
 def relative(a, b):
@@ -58,17 +59,11 @@ class Step:
 
 
 def microseconds(step, graph, replays=8, batches=9):
-    times = []
-    for _ in range(batches):
-        step.rewind()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
+    def replay():
         for _ in range(replays):
             graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / replays * 1e3)
-    return sorted(times)[batches // 2]
+
+    return median_microseconds(replay, batches, before=step.rewind) / replays
 
 
 def kernels(graph, count=6):

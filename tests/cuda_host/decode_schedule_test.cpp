@@ -73,19 +73,25 @@ Walk start_of(Shape p, int block, int wave, int& blocks) {
   return {};
 }
 
-void expect_every_key_once(const Batch& batch, int wave) {
-  const Shape& p = batch.shape;
-  std::map<int, std::vector<Unit>> rows;  // by local row
-  std::set<int> slots;
+// All units, by row of the launch; no two share a partial.
+std::map<int, std::vector<Unit>> units_by_row(const Shape& p, int wave) {
+  std::map<int, std::vector<Unit>> rows;
+  std::set<int> partials;
   int blocks = 1;
   for (int block = 0; block < blocks; ++block) {
     Walk walk = start_of(p, block, wave, blocks);
     while (walk.left > 0) {
       const Unit u = take(p, walk);
-      EXPECT_TRUE(slots.insert(u.partial).second) << "slot of row " << u.local << ", block " << block;
+      EXPECT_TRUE(partials.insert(u.partial).second) << "partial of row " << u.local << ", block " << block;
       rows[u.local].push_back(u);
     }
   }
+  return rows;
+}
+
+void expect_every_key_once(const Batch& batch, int wave) {
+  const Shape& p = batch.shape;
+  auto rows = units_by_row(p, wave);
   int expected = 0;
   for (int32_t b = 0; b < p.batch; ++b) {
     const int32_t lq = batch.cu_q[b + 1] - batch.cu_q[b];
@@ -124,20 +130,10 @@ void expect_every_key_once(const Batch& batch, int wave) {
 // sees, each of them once; and every row's own keys are its own.
 void expect_bundles(const Batch& batch, int wave) {
   const Shape& p = batch.shape;
-  std::map<int, std::vector<std::pair<int, Unit>>> bundles;
-  std::set<int> slots;
-  int blocks = 1;
-  for (int block = 0; block < blocks; ++block) {
-    Walk walk = start_of(p, block, wave, blocks);
-    while (walk.left > 0) {
-      const Unit u = take(p, walk);
-      EXPECT_TRUE(slots.insert(u.partial).second) << "partial of bundle " << u.local << ", block " << block;
-      bundles[u.local].emplace_back(block, u);
-    }
-  }
+  const auto bundles = units_by_row(p, wave);
   std::set<std::tuple<int, int, int>> seen, wanted;  // sequence, head, query
   for (const auto& [local, parts] : bundles) {
-    const Unit& u = parts[0].second;
+    const Unit& u = parts[0];
     Keys all{1 << 30, 0};
     ASSERT_GE(u.rows, 1);
     ASSERT_LE(u.rows, p.bundle);
@@ -160,11 +156,11 @@ void expect_bundles(const Batch& batch, int wave) {
         all = {std::min(all.begin, row.keys.begin), std::max(all.end, row.keys.end)};
       }
     }
-    int32_t at = parts[0].second.row.begin;
+    int32_t at = parts[0].row.begin;
     EXPECT_LE(at, all.begin);
     for (size_t n = 0; n < parts.size(); ++n) {
-      const Unit& part = parts[n].second;
-      EXPECT_EQ(part.partial, parts[0].second.partial + static_cast<int>(n));
+      const Unit& part = parts[n];
+      EXPECT_EQ(part.partial, parts[0].partial + static_cast<int>(n));
       EXPECT_EQ(part.first, n == 0);
       EXPECT_EQ(part.last, n + 1 == parts.size());
       EXPECT_EQ(part.start % kAlign, 0);

@@ -3,33 +3,23 @@
 #pragma once
 
 #include "cuda/sm90/decode/bundle_rows.cuh"
+#include "cuda/sm90/decode/given_x_config.cuh"
 #include "cuda/sm90/decode/given_x_merge.cuh"
 
 namespace lla::cuda::sm90::decode {
 
-inline constexpr int kBundleWarps = 8, kBundleThreads = 32 * kBundleWarps;
-
-template <int kDim_, bool kBf16_, bool kSmallPages_>
-struct BundleConfig {
-  static constexpr int kDim = kDim_;
-  static constexpr bool kBf16 = kBf16_, kSmallPages = kSmallPages_;
-  static constexpr int kChunks = kDim / 8;
-  static constexpr int kRawBytes = kWarpKeys * kDim * 2;
-  static constexpr int kRawSlots = kDim == 128 ? 3 : 6;
-};
-
 template <class C>
 struct BundleShared {
   static constexpr int kDim = C::kDim;
-  alignas(1024) unsigned char raw[kBundleWarps][C::kRawSlots][2][C::kRawBytes];
+  alignas(1024) unsigned char raw[kGivenXWarps][C::kRawSlots][2][C::kRawBytes];
   union {
     float2 query_x[kBundleRows][C::kDim];
-    float sums[kBundleWarps][kQuadRows][2 * C::kDim];
+    float sums[kGivenXWarps][kQuadRows][2 * C::kDim];
   };
-  GivenXHead heads[kBundleWarps][kQuadRows];
+  GivenXHead heads[kGivenXWarps][kQuadRows];
   Unit unit[2];  // at work, and the next; local is -1 behind the last
   Walk walk;
-  Barrier loaded[kBundleWarps][C::kRawSlots];
+  Barrier loaded[kGivenXWarps][C::kRawSlots];
 };
 
 __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t address) {
@@ -48,7 +38,7 @@ struct Feed {
   bool invalid = false, invalid_ahead = false;
 
   __device__ __forceinline__ static int first_of(const Unit& u, int n) {
-    return u.start + (n * kBundleWarps + static_cast<int>(threadIdx.x / 32)) * kWarpKeys;
+    return u.start + (n * kGivenXWarps + static_cast<int>(threadIdx.x / 32)) * kWarpKeys;
   }
   __device__ __forceinline__ bool ask(const Params& p, const Unit& now, const Unit& next) {
     if (!ahead) {
@@ -187,14 +177,14 @@ struct BundlePass {
       }
     }
     __syncthreads();
-    for (int at = threadIdx.x; at < rows * 2 * C::kDim; at += kBundleThreads) {
+    for (int at = threadIdx.x; at < rows * 2 * C::kDim; at += kGivenXThreads) {
       const int row = at / (2 * C::kDim), d = at % (2 * C::kDim);
       float top = -INFINITY, reference = 0;
-      for (int w = 0; w < kBundleWarps; ++w) {
+      for (int w = 0; w < kGivenXWarps; ++w) {
         if (s.heads[w][row].max > top) top = s.heads[w][row].max, reference = s.heads[w][row].centre;
       }
       float sum = 0, omega = 0, omega_e = 0;
-      for (int w = 0; w < kBundleWarps; ++w) {
+      for (int w = 0; w < kGivenXWarps; ++w) {
         const GivenXHead& part = s.heads[w][row];
         if (part.omega == 0) continue;  // no key
         const float factor = exp2_fast(part.max - top), by = part.centre - reference;
@@ -212,7 +202,7 @@ struct BundlePass {
   }
 
   __device__ __forceinline__ void run(Feed<C>& feed, const Unit& u, const Unit& next) {
-    if (u.first) feed.invalid |= others_miss_a_page(p.cache, u, threadIdx.x, kBundleThreads);
+    if (u.first) feed.invalid |= others_miss_a_page(p.cache, u, threadIdx.x, kGivenXThreads);
     stream(feed, u, next);
     const bool wrong = __syncthreads_or(feed.invalid) || u.invalid;
     float* const partial = p.partials + int64_t{u.partial} * kBundleRows * given_x_row_floats(C::kDim);
@@ -228,7 +218,7 @@ struct BundlePass {
 template <class C>
 __device__ __forceinline__ void stage_rows(BundleShared<C>& s, const Params& p, const Unit& u) {
   const int rows = u.rows <= kQuadRows ? kQuadRows : kBundleRows;
-  for (int at = threadIdx.x; at < rows * C::kDim; at += kBundleThreads) {
+  for (int at = threadIdx.x; at < rows * C::kDim; at += kGivenXThreads) {
     const int row = at / C::kDim, d = at % C::kDim;
     float2 qx{0, 0};
     if (row < u.rows && d < p.dim) {
@@ -242,11 +232,11 @@ __device__ __forceinline__ void stage_rows(BundleShared<C>& s, const Params& p, 
 }
 
 template <class C>
-__global__ void __launch_bounds__(kBundleThreads, 1) bundle_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kGivenXThreads, 1) bundle_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   BundleShared<C>& s = *reinterpret_cast<BundleShared<C>*>(memory);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kBundleWarps * C::kRawSlots; ++i) s.loaded[0][i].init(1);
+    for (int i = 0; i < kGivenXWarps * C::kRawSlots; ++i) s.loaded[0][i].init(1);
     barrier_init_fence();
   }
   __syncthreads();

@@ -4,20 +4,10 @@
 
 #include "cuda/common/convert.cuh"
 #include "cuda/sm90/decode/convert.cuh"
+#include "cuda/sm90/decode/given_x_config.cuh"
 #include "cuda/sm90/decode/given_x_merge.cuh"
 
 namespace lla::cuda::sm90::decode {
-
-inline constexpr int kGivenXWarps = 8, kGivenXThreads = 32 * kGivenXWarps;
-
-template <int kDim_, bool kBf16_, bool kSmallPages_>
-struct GivenXConfig {
-  static constexpr int kDim = kDim_;
-  static constexpr bool kBf16 = kBf16_, kSmallPages = kSmallPages_;
-  static constexpr int kChunks = kDim / 8;
-  static constexpr int kRawBytes = kWarpKeys * kDim * 2;
-  static constexpr int kRawSlots = kDim == 128 ? 3 : 6;
-};
 
 template <class C>
 struct GivenXShared {

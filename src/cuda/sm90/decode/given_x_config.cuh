@@ -1,0 +1,19 @@
+// What the kernels with x given have in common, for a row on its own and for a bundle.
+#pragma once
+
+#include "cuda/sm90/decode/load.cuh"
+
+namespace lla::cuda::sm90::decode {
+
+inline constexpr int kGivenXWarps = 8, kGivenXThreads = 32 * kGivenXWarps;
+
+template <int kDim_, bool kBf16_, bool kSmallPages_>
+struct GivenXConfig {
+  static constexpr int kDim = kDim_;
+  static constexpr bool kBf16 = kBf16_, kSmallPages = kSmallPages_;
+  static constexpr int kChunks = kDim / 8;
+  static constexpr int kRawBytes = kWarpKeys * kDim * 2;
+  static constexpr int kRawSlots = kDim == 128 ? 3 : 6;
+};
+
+}  // namespace lla::cuda::sm90::decode
