@@ -446,14 +446,20 @@ struct ForwardConsumer : Solver<Config> {
         scale[r] = solve.status[r] == LLA_ROW_NAN ? NAN : x ? head.key : 1.0f / (value ? head.value : head.key);
       }
       const float4* const from = reinterpret_cast<const float4*>(this->section(which)) + lane.thread;
-#pragma unroll 4
-      for (int i = 0; i < kDim / 8; ++i) {
-        const float4 v = __ldcg(from + i * kWarpgroupThreads);
-        float2 c = make_float2(0, 0);
-        if (head.shifted && which == WorkspaceLayout::kMeanK) c = key_shift<kDim>(params, copy_index, i, lane);
-        const Pair<float> seen = {solve.omega[0] > 0 ? 1.0f : 0.0f, solve.omega[1] > 0 ? 1.0f : 0.0f};
-        store(i, make_float4(fmaf(v.x, scale[0], seen[0] * c.x), fmaf(v.y, scale[0], seen[0] * c.y),
-                             fmaf(v.z, scale[1], seen[1] * c.x), fmaf(v.w, scale[1], seen[1] * c.y)));
+      const Pair<float> seen = {solve.omega[0] > 0 ? 1.0f : 0.0f, solve.omega[1] > 0 ? 1.0f : 0.0f};
+      const bool shifted = head.shifted && which == WorkspaceLayout::kMeanK;
+      constexpr int kTogether = 8;  // under way at once: every batch waits for memory
+#pragma unroll 1
+      for (int first = 0; first < kDim / 8; first += kTogether) {
+        float4 v[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) v[i] = __ldcg(from + (first + i) * kWarpgroupThreads);
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const float2 c = shifted ? key_shift<kDim>(params, copy_index, first + i, lane) : make_float2(0, 0);
+          store(first + i, make_float4(fmaf(v[i].x, scale[0], seen[0] * c.x), fmaf(v[i].y, scale[0], seen[0] * c.y),
+                                       fmaf(v[i].z, scale[1], seen[1] * c.x), fmaf(v[i].w, scale[1], seen[1] * c.y)));
+        }
       }
     }
   }

@@ -280,8 +280,10 @@ struct Passes {
   __device__ __forceinline__ void one_part_tiles(Sums& acc, Pair<float>& sums, const DirectionWords& direction,
                                                  Parts parts, const Direction& d, int live,
                                                  const Meanwhile& meanwhile) {
-    // Values of a tile are the last to come. Weights that are read back need not wait for them.
-    constexpr bool kValuesLate = kOutput && Config::kCached;
+    // Reads of shared memory queue behind a warp's own products. Weights that are read back come before this tile's: in
+    // the output pass, where values are the last to come, and at D = 64, where little else is left to do meanwhile (at
+    // D = 128 the row sums are, and it would cost 2 %).
+    constexpr bool kWeightsFirst = Config::kCached && (kOutput || kDim == 64);
     const TileRange clear = uniform(tiles().clear);
     auto walk = feed.warp_walk(parity);
     Slot key = take_after(next, live > 0);
@@ -309,19 +311,19 @@ struct Passes {
         if (!kOutput || parts != Parts::none) define(e);  // anew: kept, E would be copied to where it is multiplied
         pin(u);
         feed.ring.wait(after);
-        if constexpr (kOutput && !kValuesLate) feed.ring.wait(factor);
+        if constexpr (kOutput && !kWeightsFirst) feed.ring.wait(factor);
         // S and E of the next tile;  Σ U k += U K of this one (output: Σ U v += U V)
         mma_fence();
         issue_scores<kOutput>(scores, e, direction, parts, after);
-        if constexpr (kValuesLate) {
+        if constexpr (kWeightsFirst) {
           take_weights<1>(w, scores, tile + 1, clear);
-          feed.ring.wait(factor);
+          if constexpr (kOutput) feed.ring.wait(factor);
           mma_fence();
         }
         add_product(acc, u, tile_at(factor));
         mma_commit();
         add_sums(own, u);
-        if constexpr (!kValuesLate) take_weights<2>(w, scores, tile + 1, clear);
+        if constexpr (!kWeightsFirst) take_weights<2>(w, scores, tile + 1, clear);
         ++tile;
         finish_before(factor);
         take_centred<1>(centred, e, d, factor);
