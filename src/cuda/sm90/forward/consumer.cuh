@@ -74,12 +74,21 @@ struct ForwardConsumer : Solver<Config> {
   // The scratch vector the right-hand side is kept in: the mean value is made after the solve.
   static constexpr int kTarget = WorkspaceLayout::kMeanV;
 
+  // So that prepare need not wait for it behind the means.
+  __device__ __forceinline__ void prefetch_ridge(const Lane& lane) const {
+    const ForwardItem b = tiles().item;
+    const OwnRows own_rows(b.block, tiles().first_row, lane);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) touch(row_ridge_at(params.ridge, b.block, own_rows.row[r]));
+  }
+
   // Means, right-hand side, ridge and the first direction. Returns whether a row of this thread is to be solved.
   __device__ __forceinline__ bool prepare(DirectionWords& direction, Direction& d) {
     Solve solve;
     Vector mean;
     Pair<float> bounds, balance;
     const Lane lane = Base::own_lane();
+    prefetch_ridge(lane);
     find_means(mean, solve.omega, bounds, balance);
     SolveMemory::store_course(this->row_state(), {{0, 0}, {0, 0}, {balance[0], balance[1]}, {0, 0}}, lane);
     Fragment<kDim>::store(this->section(WorkspaceLayout::kMeanK), mean, lane.thread);
@@ -91,7 +100,7 @@ struct ForwardConsumer : Solver<Config> {
     Pair<uint32_t> marks;
     Pair<KeyRange> keys;
     this->visible(keys, lane);
-    marks_seen(marks, params, b.copy_index, b.key_row, keys, lane);
+    marks_seen(marks, params, head, b.key_row, keys, lane);
     Pair<float> back;  // fp16 query -> query in units of the keys
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -471,8 +480,12 @@ struct ForwardConsumer : Solver<Config> {
     const Lane lane = Base::own_lane();
     const OwnRows own_rows(b.block, tiles().first_row, lane);
     const HeadScales head = tiles().head;
+    // All that is read here is under way before any of it is used.
     Solve solve;
+    Course course;
     SolveMemory::load(this->row_state(), solve, lane);
+    SolveMemory::fetch_course(course, this->row_state(), lane);
+    const float value = __uint_as_float(params.heads[b.copy_index].largest_value);
     Pair<float> total, excess, scale;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -504,9 +517,6 @@ struct ForwardConsumer : Solver<Config> {
                        shared.spare_operand(warpgroup));
     if (params.saved.x != nullptr) save_vectors(b.block, b.copy_index, head, solve, lane);
     if (lane.column != 0) return;
-    const float value = __uint_as_float(params.heads[b.copy_index].largest_value);
-    Course course;
-    SolveMemory::fetch_course(course, this->row_state(), lane);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (!own_rows.exists[r]) continue;
