@@ -287,6 +287,7 @@ struct StepLimits {
 // Where a thread's parts of a warpgroup's vectors are, in fragment order.
 struct Vectors {
   float* r;             // in shared memory
+  float* x;             // in global memory, only added to
   const float* ridges;  // in global memory: κ² λ per dimension (+inf: projected out)
   bool per_dim;         // whether there are any
 };
@@ -310,16 +311,10 @@ struct StepInputs {
   }
 };
 
-// x += step: nothing waits for it, and no other thread touches this one's elements.
-template <int kDim>
-__device__ __forceinline__ void add_to(float* x, const float (&step)[kDim / 2], const Lane& lane) {
-  float4* const to = reinterpret_cast<float4*>(x) + lane.thread;
-#pragma unroll
-  for (int i = 0; i < kDim / 8; ++i) {
-    asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to + i * kWarpgroupThreads),
-                 "f"(step[4 * i]), "f"(step[4 * i + 1]), "f"(step[4 * i + 2]), "f"(step[4 * i + 3])
-                 : "memory");
-  }
+// x += step of one thread's four elements: nothing waits for it, and no other thread touches them.
+__device__ __forceinline__ void add_to(float4* to, float a, float b, float c, float d) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d)
+               : "memory");
 }
 
 // Of the largest λ in units of the data part: beyond, x is zero to rounding, and d·Ad would overflow.
@@ -412,15 +407,23 @@ struct ResidualDots {
   float squares[2][2] = {}, with_direction[2][2] = {}, with_mean[2][2] = {};
 };
 
-// Moves r along; `product` becomes the new residual. `old` is the first of the residual there was.
+// Keeps additions to x where they stand: the assembler moves none past an exit. Nobody takes it, which the compiler does
+// not know. Limits are different at every place: it drops a condition that follows from one before.
+__device__ __forceinline__ void keep_apart(int not_negative, int place) {
+  if (not_negative < place - 16) asm volatile("exit;");
+}
+
+// Moves x and r along; `product` becomes the new residual. `old` is the first of the residual there was. The additions
+// to x take as long as the work on r, beside which they are to go on: side by side, each waits for the one before it.
 template <int kDim>
 __device__ __forceinline__ void move(ResidualDots& dots, float (&product)[kDim / 2], const float (&v)[kDim / 2],
                                      const uint32_t (&mean)[kDim / 4], const Stride& stride, float4 old,
-                                     float4* residuals) {
+                                     float4* residuals, float4* xs, int not_negative) {
   constexpr int kQuads = kDim / 8;
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
     keep_order();
+    if (i % 4 == 0) keep_apart(not_negative, i);
     const float o[4] = {old.x, old.y, old.z, old.w};
     if (i + 1 < kQuads) old = residuals[(i + 1) * kWarpgroupThreads];
     const float2 m0 = unpack(mean[2 * i]), m1 = unpack(mean[2 * i + 1]);
@@ -435,6 +438,8 @@ __device__ __forceinline__ void move(ResidualDots& dots, float (&product)[kDim /
       dots.with_mean[h][j & 1] = fmaf(r[j], m[j], dots.with_mean[h][j & 1]);
     }
     residuals[i * kWarpgroupThreads] = make_float4(r[0], r[1], r[2], r[3]);
+    add_to(xs + i * kWarpgroupThreads, stride.x[0] * v[4 * i], stride.x[0] * v[4 * i + 1], stride.x[1] * v[4 * i + 2],
+           stride.x[1] * v[4 * i + 3]);
   }
 }
 
@@ -470,8 +475,8 @@ __device__ __forceinline__ void judge(Solve& s, const Course& course, const Step
 }
 
 // One step from product = Σ U k and its row sums: A d = (product - sums mean) / data_units + Λ d.
-// `direction` holds the direction, and then the next one; `product` becomes the step of x, which the caller adds.
-// Updates r and the rows' state, which goes back to memory. Says whether a row goes on.
+// `direction` holds the direction, and then the next one. Updates x, r and the rows' state, which goes back to memory.
+// Says whether a row goes on.
 //
 // What the next pass needs of the new direction d' = s (r + momentum d) beside its words, |d'|², r·d' and d'·mean,
 // would take three dot products at the very end. It follows from r·r, r·d and r·mean instead, which come with the work
@@ -487,6 +492,7 @@ __device__ __forceinline__ bool step(const StepInputs<kDim>& in, float (&product
   uint32_t mean[kDim / 4];
   Fragment<kDim>::load_half(mean, in.mean, lane.thread);
   float4* const residuals = reinterpret_cast<float4*>(at.r) + lane.thread;
+  float4* const xs = reinterpret_cast<float4*>(at.x) + lane.thread;
   if (at.per_dim) {
     Solve s;
     SolveMemory::unpack(state, s);
@@ -520,7 +526,7 @@ __device__ __forceinline__ bool step(const StepInputs<kDim>& in, float (&product
   find_stride(stride, s, course, data_units, ridge, sums, energy, two_parts);
   SolveMemory::store_curvature(in.state, s.curvature, lane);
   ResidualDots dots;
-  move<kDim>(dots, product, v, mean, stride, old, residuals);
+  move<kDim>(dots, product, v, mean, stride, old, residuals, xs, limits.max_iterations);
   grow<kBackward>(course, s, stride);
 
   Pair<float> momentum, scale, with_mean;
@@ -549,7 +555,6 @@ __device__ __forceinline__ bool step(const StepInputs<kDim>& in, float (&product
     const int h = i & 1;
     direction[i] = pack(fmaf(momentum[h], v[2 * i], product[2 * i]) * scale[h],
                         fmaf(momentum[h], v[2 * i + 1], product[2 * i + 1]) * scale[h]);
-    product[2 * i] = stride.x[h] * v[2 * i], product[2 * i + 1] = stride.x[h] * v[2 * i + 1];
   }
   finish_direction(d, s.norm_squared, with_mean, largest_key_norm, s.loose);
   SolveMemory::store_changed(in.state, s, lane);

@@ -63,7 +63,7 @@ struct Solver : Passes<Config> {
             params.max_iterations, params.share_squared, params.least_squared};
   }
 
-  // A pass over the keys and one step of conjugate gradients. Says whether a row goes on.
+  // A pass over the keys and one step of conjugate gradients.
   template <bool kBackward>
   __device__ __forceinline__ bool iterate(DirectionWords& direction, Direction& d, int live, bool two_parts) {
     const Lane lane = Base::own_lane();
@@ -74,13 +74,10 @@ struct Solver : Passes<Config> {
       inputs.prefetch(lane);
       wait_acknowledged();
     });
-    const Vectors at{shared.residual[warpgroup], section(WorkspaceLayout::kRidge), params.ridge.per_dim};
-    const bool more = any(step<kDim, kBackward>(inputs, acc, sums, direction, d, at, lane, tiles().head.key_norm,
-                                                step_limits(), two_parts));
-    // Behind that barrier, where every addition has registers of its own. The assembler puts them side by side into the
-    // step if it may, through few registers, and then each waits until the one before it has been read.
-    add_to<kDim>(section(WorkspaceLayout::kX), acc, lane);
-    return more;
+    const Vectors at{shared.residual[warpgroup], section(WorkspaceLayout::kX), section(WorkspaceLayout::kRidge),
+                     params.ridge.per_dim};
+    return step<kDim, kBackward>(inputs, acc, sums, direction, d, at, lane, tiles().head.key_norm, step_limits(),
+                                 two_parts);
   }
 
   // Queries into shared memory.
@@ -112,7 +109,7 @@ struct Solver : Passes<Config> {
   // first, with U in two parts.
   template <bool kBackward>
   __device__ __forceinline__ void solve(DirectionWords& direction, Direction& d, int live, int two_part_passes) {
-    for (int pass = 0; iterate<kBackward>(direction, d, live, pass < two_part_passes); ++pass) tell(true);
+    for (int pass = 0; any(iterate<kBackward>(direction, d, live, pass < two_part_passes)); ++pass) tell(true);
   }
 
   __device__ __forceinline__ int told_status(const Solve& solve, int row, float told) const {
