@@ -292,8 +292,8 @@ struct Vectors {
   bool per_dim;         // whether there are any
 };
 
-// What a step reads beside the product and the direction. A pass asks for it while its last product is under way, but
-// only into L1, which has room for it: registers that are loaded at the end of every run of tiles are spilled.
+// What a step reads beside the product and the direction. A pass asks for it a tile before its end, but only into L1,
+// which has room for it: registers that are loaded at the end of every run of tiles are spilled.
 template <int kDim>
 struct StepInputs {
   float4* state;
