@@ -51,7 +51,8 @@ def draw(results, view):
         for i, r in enumerate(chosen(records, m)):
             bits = [v / math.log(2) for v in r["validation"]]
             per = r["steps"] / len(bits)
-            for axis, unit in ((flat[0], per), (flat[1], r["seconds"] / len(bits))):
+            # Seconds of a run that shared its device say nothing.
+            for axis, unit in ((flat[0], per), *(() if r.get("shared_device") else ((flat[1], r["seconds"] / len(bits)),))):
                 axis.plot([unit * (k + 1) for k in range(len(bits))], bits, color=view.theme.models[m], label=LABELS[m] if i == 0 else None,
                           marker=MARKERS[m], ms=3, markevery=max(1, len(bits) // 6), lw=1.2)
     flat[0].set_xlabel("steps")
@@ -96,6 +97,14 @@ def equal_time(results):
     return sentences
 
 
+def rate_table(results):
+    """Every run: an untuned baseline convinces nobody."""
+    rows = [[LABELS[r["model"]], {"steps": "equal steps", "time": "equal time"}.get(r["budget"], r["budget"]), f"{r['steps']:,}", f"{r['learning_rate']:g}", str(r["seed"]),
+             f"{r['validation_best'] / math.log(2):.4f}", f"{r['test_bits_per_byte']:.4f}"]
+            for m in ORDER for r in results.records if r["model"] == m and "test_bits_per_byte" in r]
+    return table(["model", "budget", "steps", "rate", "seed", "validation", "test"], rows, "Every run: bits per byte; rates are chosen on validation.")
+
+
 def section(results):
     records = of_budget(results, "steps")
     models = [m for m in ORDER if chosen(records, m)]
@@ -128,9 +137,9 @@ def section(results):
     intro = (f"A byte-level model of {model['layers']} layers, width {model['width']}, windows of {results.settings['options']['length']:,} bytes, on the .py files of torch and its "
              "dependencies; tested once on Python's standard library.")
     summary = sentences[0] if sentences else "one model only."
-    return Section("language-model", "A language model", intro, f"<strong>Language model:</strong> {summary}",
-                   [Figure("language-model", save(lambda v: draw(results, v), results.directory, "language_model"), "Validation loss against steps and seconds",
+    return Section(results.anchor("language-model"), results.titled("A language model"), intro, f"<strong>Language model:</strong> {summary}",
+                   [Figure(results.anchor("language-model"), save(lambda v: draw(results, v), results.directory, "language_model"), "Validation loss against steps and seconds",
                            "The paper trains no language model.", bullets(sentences or [summary]), results.command),
-                    Figure("language-model-positions", save(lambda v: draw_positions(results, v), results.directory, "language_model_positions"),
+                    Figure(results.anchor("language-model-positions"), save(lambda v: draw_positions(results, v), results.directory, "language_model_positions"),
                            "Test loss by position in the window", "The paper trains no language model.", bullets(["Bytes with at least half a window before them where the file has it."]),
-                           results.command)], [results_table])
+                           results.command)], [results_table, rate_table(results)])
