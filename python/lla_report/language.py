@@ -138,8 +138,8 @@ def section(results):
              "dependencies; tested once on Python's standard library.")
     summary = sentences[0] if sentences else "one model only."
     return Section(results.anchor("language-model"), results.titled("A language model"), intro, f"<strong>Language model:</strong> {summary}",
-                   [Figure(results.anchor("language-model"), save(lambda v: draw(results, v), results.directory, "language_model"), "Validation loss against steps and seconds",
+                   [Figure(results.anchor("language_model"), save(lambda v: draw(results, v), results.directory, results.anchor("language_model")), "Validation loss against steps and seconds",
                            "The paper trains no language model.", bullets(sentences or [summary]), results.command),
-                    Figure(results.anchor("language-model-positions"), save(lambda v: draw_positions(results, v), results.directory, "language_model_positions"),
+                    Figure(results.anchor("language_model_positions"), save(lambda v: draw_positions(results, v), results.directory, results.anchor("language_model_positions")),
                            "Test loss by position in the window", "The paper trains no language model.", bullets(["Bytes with at least half a window before them where the file has it."]),
                            results.command)], [results_table, rate_table(results)])

@@ -190,11 +190,11 @@ def in_context(results):
              f"on the queries, noiseless in the test. {setup(results)}")
     return Section(results.anchor("in-context"), results.titled("In-context regression"), intro,
                    f"<strong>In-context regression:</strong> {sentences[0] if runs.wins('lla')[1] else 'LLA alone was run.'}",
-                   [Figure(results.anchor("in_context"), save(lambda v: panels(runs, v, "segment size S", "test error", "L = {}", True), results.directory, "in_context"),
+                   [Figure(results.anchor("in_context"), save(lambda v: panels(runs, v, "segment size S", "test error", "L = {}", True), results.directory, results.anchor("in_context")),
                            "Test error against the segment size", "LLA consistently outperforms other baselines across all configurations, particularly with smaller segment sizes.",
                            bullets(sentences), results.command),
                     Figure(results.anchor("in_context_curves"), save(lambda v: curves(runs, v, "test", "epoch", "best test error so far", True, "L = {}"), results.directory,
-                                                     "in_context_curves"),
+                                                     results.anchor("in_context_curves")),
                            "Learning curves, averaged over segment sizes", "No curves are given for this task.", bullets([runs.shortened(100)]), results.command)],
                    [runs.score_table(("L", "S"), "Test error, mean over seeds at the rate chosen on validation; the lowest in bold."),
                     runs.rate_table(("L", "S"), "Test error of every learning rate, first seed; last column: the best rate and epoch by the test set itself.")])
@@ -291,11 +291,11 @@ def recall(results):
              f"convolutions and feature maps off. {setup(results)}")
     return Section(results.anchor("recall"), results.titled("Associative recall, trained"), intro,
                    f"<strong>Associative recall, trained:</strong> {sentences[0] if sentences else 'LLA was not run.'}",
-                   [Figure(results.anchor("recall"), save(lambda v: panels(runs, v, "key-value pairs", "test accuracy", "L = {}", False), results.directory, "recall"),
+                   [Figure(results.anchor("recall"), save(lambda v: panels(runs, v, "key-value pairs", "test accuracy", "L = {}", False), results.directory, results.anchor("recall")),
                            "Test accuracy against the number of pairs",
                            "LLA achieves the highest accuracy in associative recall across different sequence lengths and number of key-value pairs.", bullets(sentences), results.command),
                     Figure(results.anchor("recall_curves"), save(lambda v: curves(runs, v, "test", "epoch", "best accuracy so far", False, "L = {}"), results.directory,
-                                                 "recall_curves"),
+                                                 results.anchor("recall_curves")),
                            "Learning curves, averaged over pair counts",
                            "Gated DeltaNet: an extended plateau, then an abrupt transition whose timing depends on learning rate and dataset size. LLA: consistent, gradual improvement.",
                            bullets(lasts or ["Too few epochs to tell."]), results.command)],
@@ -313,10 +313,10 @@ def state_tracking(results):
     sentences += common(runs, percent) + [rows_sentence([r for r in runs.records if r["model"] == "lla"]), runs.shortened(64)]
     intro = (f"N items at positions, N/6 to N/3 swaps, then {results.settings['options']['queries']} positions whose item is asked for. {setup(results)}")
     return Section(results.anchor("state-tracking"), results.titled("State tracking"), intro, f"<strong>State tracking:</strong> {sentences[0]}",
-                   [Figure(results.anchor("state_tracking"), save(lambda v: panels(runs, v, "positions N", "test accuracy", "{}", False), results.directory, "state_tracking"),
+                   [Figure(results.anchor("state_tracking"), save(lambda v: panels(runs, v, "positions N", "test accuracy", "{}", False), results.directory, results.anchor("state_tracking")),
                            "Test accuracy against the number of positions", "LLA achieves test accuracy on par with softmax attention across N.", bullets(sentences), results.command),
                     Figure(results.anchor("state_tracking_curves"), save(lambda v: curves(runs, v, "test", "epoch", "best accuracy so far", False, "N = {}"), results.directory,
-                                                         "state_tracking_curves"),
+                                                         results.anchor("state_tracking_curves")),
                            "Learning curves", "No curves are given for this task.", bullets([runs.shortened(64)]), results.command)],
                    [runs.score_table(("N",), "Test accuracy, mean over seeds at the rate chosen on validation; the highest in bold.", percent),
                     runs.rate_table(("N",), "Test accuracy of every learning rate, first seed; last column: the best rate and epoch by the test set itself.", percent)])

@@ -38,7 +38,12 @@ if [ -x "$(dirname "$lla")/lla_train" ]; then
     --set 'settings=[{"length":16,"pairs":4,"training":{"examples":640}},{"length":16,"pairs":4,"training":{"examples":320}}]' \
     --set training.batch=32 --set training.validation=32 --set training.test=32 >/dev/null 2>&1
   trained="$trained recall-plateau"
+  cp -r out/state-tracking out/state-tracking-short  # a variant of a task, on the same page
+  trained="$trained state-tracking-short"
 fi
+mkdir out/language-model  # its text is too much to read here: the committed runs
+cp "$source/experiments/trained/results/language-model/results.json" out/language-model/
+trained="$trained language-model"
 page=$("$lla" report out)
 [ "$page" = "$work/out/index.html" ] || { echo "report printed '$page'"; exit 1; }
 "$python" "$source/tests/reproduce/page_check.py" out regression rates memory memory-decode solver interpolation capacity lemmas iterations \
