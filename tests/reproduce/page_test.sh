@@ -29,6 +29,10 @@ done
 trained=""
 if [ -x "$(dirname "$lla")/lla_train" ]; then
   trained="in-context recall state-tracking"
+  # What would run and how long it would take, for a GPU that is elsewhere too; a subset; the config as it would be used.
+  "$lla" reproduce recall --length 64 --model lla --device cuda --dry-run | grep -q "6 stacks; about"
+  "$lla" reproduce in-context --paper --dry-run --device cuda | grep -q "96 stacks; about"
+  "$lla" reproduce state-tracking --quick --print-config --set training.warmup=7 | grep -q '"warmup": 7'
   for task in $trained; do
     OMP_NUM_THREADS=1 LLA_NUM_THREADS=1 "$lla" reproduce $task --quick --model lla --model softmax --epochs 2 --set training.examples=640 \
       --set training.batch=32 --set training.validation=32 --set training.test=32 --device cpu --out out/$task >/dev/null 2>&1

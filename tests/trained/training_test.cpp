@@ -5,6 +5,7 @@
 #include <torch/csrc/api/include/torch/optim/adamw.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <set>
@@ -314,6 +315,20 @@ TEST(Queue, GoesOnWhereItWasCutAndTakesTheBestRateForFurtherSeeds) {
   for (size_t i = 0; i < 4; ++i) {
     for (const char* field : {"loss", "validation", "test"})
       EXPECT_EQ(again["records"][i][field], file["records"][i][field]);
+  }
+  // Several devices take different stacks from the same queue: the same runs, in whatever order they end.
+  const Folder shared("shared");
+  QueueOptions several = options;
+  several.out = shared.path(), several.devices = {at::kCPU, at::kCPU};
+  EXPECT_TRUE(run_queue(experiment, several, never));
+  const Json beside = experiments::read_results(shared.path() / "results.json")["records"];
+  ASSERT_EQ(beside.size(), 4u);
+  for (const Json& r : file["records"]) {
+    const Json run = {{"learning_rate", r["learning_rate"]}, {"seed", r["seed"]}};
+    const auto same = std::find_if(beside.begin(), beside.end(),
+                                   [&](const Json& other) { return experiments::Results::matches(other, run); });
+    ASSERT_NE(same, beside.end()) << run;
+    EXPECT_EQ((*same)["loss"], r["loss"]);
   }
 }
 
