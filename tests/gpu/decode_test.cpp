@@ -184,10 +184,18 @@ TEST_P(GpuDecode, RowsWithFewKeys) {
 
 // A length out of bounds: NaN and a status for that sequence, and the others have the bits they have beside the nearest
 // length that is allowed, however much of the GPU that one takes.
+template <int32_t kLength>
+void second_length_is(lla_forward_args& a) {
+  a.max_seqlen_k = 4000;
+  write_int(a.seqlens_k, 1, kLength);
+}
 TEST_P(GpuDecode, LengthsOutOfBounds) {
   struct Case {
-    int32_t length, nearest;
+    CacheEdit edit, nearest;
   };
+  const Case cases[] = {{second_length_is<7000>, second_length_is<4000>},
+                        {second_length_is<1 << 30>, second_length_is<4000>},
+                        {second_length_is<-5>, second_length_is<0>}};
   for (const RidgeShape ridge : {RidgeShape::token, RidgeShape::none}) {
     for (const int64_t group : {1, 4}) {
       CacheSpec spec = decoding(64, {{1, 2300}, {1, 7000}, {1, 1150}}, 16);
@@ -196,19 +204,14 @@ TEST_P(GpuDecode, LengthsOutOfBounds) {
       if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
       const std::vector<Inputs> inputs = make_cache_inputs(spec, data::Kind::randn, 0.1, 5);
       const CacheForward oracle = cache_oracle(spec, inputs);
-      const auto run = [&](int32_t length) {
-        return run_cache(spec, inputs, implementation(), [&](lla_forward_args& a) {
-          a.max_seqlen_k = 4000;
-          write_int(a.seqlens_k, 1, length);
-        });
-      };
-      for (const Case c : {Case{7000, 4000}, {1 << 30, 4000}, {-5, 0}}) {
-        const CacheForward want = run(c.nearest), got = run(c.length);
+      for (const Case& c : cases) {
+        const CacheForward want = run_cache(spec, inputs, implementation(), c.nearest);
+        const CacheForward got = run_cache(spec, inputs, implementation(), c.edit);
         ASSERT_EQ(got.status, LLA_OK) << got.message;
         expect_invalid_rows(got, 1);
         for (const int status : want.row_status[1]) EXPECT_EQ(status, LLA_ROW_OK);
         for (const size_t b : {0, 2}) {
-          EXPECT_TRUE(identical(got.o[b], want.o[b])) << "sequence " << b << ", length " << c.length;
+          EXPECT_TRUE(identical(got.o[b], want.o[b])) << "sequence " << b << ", case " << &c - cases;
           EXPECT_LE(relative_error(got.o[b], oracle.o[b]), 2.5e-3);
         }
       }
