@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/text.hpp"
 #include "support/conditioned.hpp"
 #include "support/gates.hpp"
 #include "support/truth.hpp"
@@ -204,6 +205,30 @@ TEST(DefaultGradientsF64, AreAccurate) {
     Spec spec = defaults(64, 64, DType::f64);
     spec.options.solver = solver;
     expect_accurate(spec, data::Kind::randn, 0.01, {1e-6, 1e-6});
+  }
+}
+
+// Rows that look at one key so hard that 1e-20 of what their gradients are made of is left. It can be known to ten
+// digits, by whoever has weights that sum to what they are divided by, to the last bit.
+TEST(OneHeavyKey, GradientsThatNearlyCancelKeepTheirDigits) {
+  for (const uint64_t seed : {3065, 1, 2}) {
+    Spec spec = defaults(16, 128, DType::f64);
+    spec.heads_q = spec.heads_kv = 2;
+    spec.value_dim = 55;
+    spec.options.causal = 0;
+    spec.options.scale = 0.15;
+    spec.options.tolerance = tight_tolerance(DType::f64);
+    const Inputs inputs = make_inputs(spec, data::Kind::channel_scales, 1, seed);
+    const Truth truth(spec, inputs);
+    for (const std::string& name : tested()) {
+      if (!takes(name, spec, true)) continue;
+      SCOPED_TRACE(core::cat(name, ", seed ", seed));
+      const Backward got = run_backward(spec, inputs, name);
+      ASSERT_EQ(got.status, LLA_OK) << got.message;
+      const double gate = 5 * accuracy_gates(DType::f64, 1).gradient;
+      expect_close({"dq", got.dq, truth.backward.dq, truth.moved_backward.dq, DType::f64}, gate);
+      expect_close({"dk", got.dk, truth.backward.dk, truth.moved_backward.dk, DType::f64}, gate);
+    }
   }
 }
 

@@ -222,7 +222,7 @@ struct SolveBlock {
 #pragma unroll
         for (int c = 0; c < C::kRows; ++c) {
           const bool visible = query[r].sees(first + lane() + kLanes * c);
-          const T w = visible ? exp2_of(s[0][r][c] * log2_factor - solve[r].max) : T(0);
+          const T w = visible ? weight_of(s[0][r][c], log2_factor, solve[r].max) : T(0);
           u[r][c] = w * (s[1][r][c] - mean[r]);
           sum[r] += u[r][c];
           weight_squares[r] += w * w;
