@@ -35,6 +35,11 @@ inline Inputs perturbed(Inputs inputs, double by) {
   return inputs;
 }
 
+// What a type's arithmetic does to inputs, at least; TF32 rounds them to eleven bits, which kForgivenMoves makes of this.
+inline double rounding_of(const Spec& spec) {
+  return spec.options.precision == LLA_PRECISION_TF32 ? 0x1p-16 : data::rounding_of(spec.dtype);
+}
+
 // The truth, and how far it moves when the inputs move by roundings: where that is as large as the result itself, such
 // as gradients through equal values, nobody can compute it, and only its size can be asked for.
 struct Truth {
@@ -46,8 +51,8 @@ struct Truth {
   Truth(const Spec& spec, const Inputs& inputs)
       : forward(oracle_forward(spec, inputs)),
         backward(oracle_backward(spec, inputs)),
-        moved(oracle_forward(spec, perturbed(inputs, data::rounding_of(spec.dtype)))),
-        moved_backward(oracle_backward(spec, perturbed(inputs, data::rounding_of(spec.dtype)))) {}
+        moved(oracle_forward(spec, perturbed(inputs, rounding_of(spec)))),
+        moved_backward(oracle_backward(spec, perturbed(inputs, rounding_of(spec)))) {}
 };
 
 struct Checked {
