@@ -232,6 +232,34 @@ TEST(OneHeavyKey, GradientsThatNearlyCancelKeepTheirDigits) {
   }
 }
 
+// One key 300 times as long as the others and a small ridge: what is left of the covariance where it has all the weight
+// is to be less than the ridge, and is the difference of numbers 1e8 times as large to whoever forms it about any other
+// point.
+TEST(OneLargeKey, F64KeepsItsDigits) {
+  for (const uint64_t seed : {600669, 1, 2}) {
+    Spec spec = defaults(3, 64, DType::f64);
+    spec.length_k = 75;
+    spec.heads_q = 9;
+    spec.heads_kv = 3;
+    spec.options.tolerance = tight_tolerance(DType::f64);
+    spec.options.max_iterations = 1480;
+    const Inputs inputs = make_inputs(spec, data::Kind::one_large_key, 0.1, seed);
+    const Truth truth(spec, inputs);
+    const double gate = 20 * accuracy_gates(DType::f64, 1).gradient;
+    for (const std::string& name : tested()) {
+      if (!takes(name, spec, true)) continue;
+      SCOPED_TRACE(core::cat(name, ", seed ", seed));
+      const Forward got = run_forward(spec, inputs, name);
+      ASSERT_EQ(got.status, LLA_OK) << got.message;
+      const Backward gradients = run_backward(spec, inputs, got.saved, name);
+      ASSERT_EQ(gradients.status, LLA_OK) << gradients.message;
+      expect_close({"o", got.o, truth.forward.o, truth.moved.o, DType::f64}, gate);
+      expect_close({"dq", gradients.dq, truth.backward.dq, truth.moved_backward.dq, DType::f64}, gate);
+      expect_close({"dk", gradients.dk, truth.backward.dk, truth.moved_backward.dk, DType::f64}, gate);
+    }
+  }
+}
+
 // Keys far from the origin, every way to solve and x given. The tolerance is tight and a row that gives up is taken at
 // its word, so what is left is rounding: products with keys that were not shifted would be off by |x| |mean| units.
 void expect_gradients_far_from_origin(const Spec& spec, data::Kind kind, double ridge) {
