@@ -78,7 +78,7 @@ def training_step(precision):
 
 
 def main():
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, lla {lla.__version__}\n")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, lla {lla.version()}\n")
     print("| D, B·H, n | forward ms: bf16 | TF32 | / bf16 | backward ms: bf16 | TF32 | / bf16 |")
     print("|---|---|---|---|---|---|---|")
     for dim, batch, heads, length in SHAPES:
