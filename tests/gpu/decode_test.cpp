@@ -219,6 +219,67 @@ TEST_P(GpuDecode, LengthsOutOfBounds) {
   }
 }
 
+// Four keys ten times as long as the others, and queries that lean to them.
+void add_sinks(const CacheSpec& spec, std::vector<Inputs>& inputs) {
+  for (size_t b = 0; b < inputs.size(); ++b) {
+    const double lean =
+        std::sqrt(static_cast<double>(spec.dim)) * std::log(static_cast<double>(spec.sequences[b].keys));
+    for (int64_t head = 0; head < spec.heads_kv; ++head) {
+      for (int64_t key = 0; key < std::min<int64_t>(4, spec.sequences[b].keys); ++key) {
+        double squares = 0;
+        const auto at = [&](int64_t d) { return static_cast<size_t>((key * spec.heads_kv + head) * spec.dim + d); };
+        for (int64_t d = 0; d < spec.dim; ++d) squares += std::pow(inputs[b].k[at(d)] *= 10, 2);
+        for (int64_t d = 0; d < spec.dim; ++d) {
+          double& q = inputs[b].q[static_cast<size_t>(head * spec.dim + d)];
+          q = rounded(q + inputs[b].k[at(d)] / squares * lean, spec.dtype);
+        }
+      }
+    }
+  }
+}
+
+// No row that says OK is off by more than a hundredth, and rows are not doubted without cause.
+TEST_P(GpuDecode, StatusesAreTrue) {
+  using data::Kind;
+  for (const int64_t dim : {64, 128}) {
+    for (const double ridge : {0.1, 0.01, 1e-3}) {
+      for (const Kind kind : {Kind::randn, Kind::long_both, Kind::qk_norm, Kind::queries6, Kind::queries20,
+                              Kind::two_channels, Kind::rope, Kind::sink, Kind::mean30, Kind::zero_values}) {
+        for (const bool sinks : {false, true}) {
+          if (sinks && kind != Kind::randn) continue;
+          CacheSpec spec = decoding(dim, {});
+          for (int i = 0; i < 8; ++i) {
+            for (const int64_t keys : {40, 300, 1500}) spec.sequences.push_back({1, keys});
+          }
+          if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
+          std::vector<Inputs> inputs = make_cache_inputs(spec, kind, ridge, 5);
+          if (sinks) add_sinks(spec, inputs);
+          const CacheForward got = run_cache(spec, inputs, implementation()), want = cache_oracle(spec, inputs);
+          ASSERT_EQ(got.status, LLA_OK) << got.message;
+          SCOPED_TRACE(std::string(data::name(kind)) + (sinks ? ", four sinks" : "") + ", ridge " +
+                       std::to_string(ridge) + ", " + spec.text());
+          int doubted = 0;
+          for (size_t b = 0; b < inputs.size(); ++b) {
+            for (int64_t head = 0; head < spec.heads_q; ++head) {
+              const auto row = [&](const std::vector<double>& o) {
+                return std::vector<double>(o.begin() + head * dim, o.begin() + (head + 1) * dim);
+              };
+              if (got.row_status[b][static_cast<size_t>(head)] != LLA_ROW_OK) {
+                ++doubted;
+              } else if (kind != Kind::zero_values) {
+                EXPECT_LE(relative_error(row(got.o[b]), row(want.o[b])), 1e-2) << "sequence " << b << ", head " << head;
+              }
+            }
+          }
+          // Queries and keys four times as long, queries twenty times and far sinks err by so much that many are.
+          const bool may = ridge < 0.01 || sinks || kind == Kind::long_both || kind == Kind::queries20;
+          EXPECT_LE(doubted, ridge > 0.01 && !sinks ? 0 : may ? 48 : 2);
+        }
+      }
+    }
+  }
+}
+
 TEST_P(GpuDecode, SameBitsAgain) {
   const CacheSpec spec = decoding(128, {{1, 5000}, {1, 700}}, 16);
   if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
