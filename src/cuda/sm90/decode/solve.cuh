@@ -15,7 +15,7 @@ namespace lla::cuda::sm90::decode {
 // second what weights of many keys leave of it and what the fit does not follow: it follows one key for each of its
 // degrees of freedom. Limits are from an H200 (docs/notebook/2026-11-16-hopper-decode.md).
 inline constexpr float kSumNoise = 0x1p-20f, kKeyNoise = 2e-4f;
-inline constexpr float kMostNoise = 2e-2f;
+inline constexpr float kMostNoise = 1.6e-2f;
 inline constexpr float kUsualOfLargest = 0.42f;  // a usual value over a usual output, from the largest of both
 
 template <int kDim, int kCluster>
