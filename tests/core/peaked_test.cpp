@@ -293,6 +293,27 @@ INSTANTIATE_TEST_SUITE_P(Kinds, FarFromOrigin,
                          testing::Values(data::Kind::mean, data::Kind::mean10, data::Kind::mean30),
                          [](const auto& info) { return data::name(info.param); });
 
+// Rows before the first key have no mean that could be far from anything.
+TEST_P(FarFromOrigin, RowsWithoutKeys) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64}) {
+    for (const int64_t dim : {64, 128}) {
+      Spec spec = defaults(21, dim, dtype);
+      spec.length_k = 9;
+      spec.ridge = RidgeShape::token;
+      const Inputs inputs = make_inputs(spec, GetParam(), 0.1, 7);
+      for (const std::string& name : tested()) {
+        if (!takes(name, spec, true)) continue;
+        SCOPED_TRACE(name + ", " + spec.text());
+        const Backward got = run_backward(spec, inputs, name);
+        ASSERT_EQ(got.status, LLA_OK) << got.message;
+        for (const auto* gradient : {&got.dq, &got.dk, &got.dv, &got.dridge}) EXPECT_TRUE(all_finite(*gradient));
+        for (int64_t e = 0; e < 12 * dim; ++e) ASSERT_EQ(got.dq[static_cast<size_t>(e)], 0) << "element " << e;
+        for (size_t row = 0; row < 12; ++row) EXPECT_EQ(got.dridge[row], 0) << "row " << row;
+      }
+    }
+  }
+}
+
 TEST_P(FarFromOrigin, GradientsAreAccurate) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
     for (const int solver : {LLA_SOLVER_AUTO, LLA_SOLVER_CG, LLA_SOLVER_DIRECT}) {

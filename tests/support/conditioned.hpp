@@ -69,7 +69,8 @@ inline void expect_finite(const Checked& c) {
   EXPECT_EQ(lost, 0u) << c.name << ": elements of " << c.want.size() << " that are not finite but should be";
 }
 
-inline void expect_close(const Checked& c, double gate) {
+// `floor`: an error that is forgiven whatever the result.
+inline void expect_close(const Checked& c, double gate, double floor = 0) {
   const FloatRange range = range_of(c.dtype);
   const double subnormal = range.smallest * std::sqrt(static_cast<double>(c.want.size()));
   // But for what the type cannot hold, and what is beneath the normal numbers of the arithmetic: a weight of 1e-40 is none
@@ -80,7 +81,8 @@ inline void expect_close(const Checked& c, double gate) {
     const bool vanishing = std::abs(c.want[i]) < tiny && std::abs(got[i]) < tiny;
     if (vanishing || std::abs(c.want[i]) >= range.largest / 2) got[i] = c.want[i];
   }
-  EXPECT_LE(distance(got, c.want), gate * norm(c.want) + data::kForgivenMoves * distance(c.moved, c.want) + subnormal)
+  EXPECT_LE(distance(got, c.want),
+            gate * norm(c.want) + data::kForgivenMoves * distance(c.moved, c.want) + subnormal + floor)
       << c.name << ": |want| = " << norm(c.want) << ", moved by roundings: " << distance(c.moved, c.want);
 }
 
