@@ -25,6 +25,7 @@ struct SolveShared {
   float output[kDim / 16][kOutputSums][16];
   float stream_x, from_mean_x;
   int32_t bad;
+  unsigned largest_output;  // |o|, as bits
 };
 
 template <class Op>
