@@ -192,7 +192,7 @@ def in_context(results):
     intro = (f"L shuffled pairs (x; y) of piecewise linear data, d = {results.settings['options']['dim']}, then {results.settings['options']['queries']} queries; mean squared error "
              f"on the queries, noiseless in the test. {setup(results)}")
     return Section(results.anchor("in-context"), results.titled("In-context regression"), intro,
-                   f"<strong>In-context regression:</strong> {sentences[0] if runs.wins('lla')[1] else 'LLA alone was run.'}",
+                   f"<strong>{results.titled('In-context regression')}:</strong> {sentences[0] if runs.wins('lla')[1] else 'LLA alone was run.'}",
                    [Figure(results.anchor("in_context"), save(lambda v: panels(runs, v, "segment size S", "test error", "L = {}", True), results.directory, results.anchor("in_context")),
                            "Test error against the segment size", "LLA consistently outperforms other baselines across all configurations, particularly with smaller segment sizes.",
                            bullets(sentences), results.command),
@@ -293,7 +293,7 @@ def recall(results):
     intro = (f"Multi-query associative recall: pairs of a key and a value from a vocabulary of {results.settings['options']['vocabulary']:,}, every key queried once; short "
              f"convolutions and feature maps off. {setup(results)}")
     return Section(results.anchor("recall"), results.titled("Associative recall, trained"), intro,
-                   f"<strong>Associative recall, trained:</strong> {sentences[0] if sentences else 'LLA was not run.'}",
+                   f"<strong>{results.titled('Associative recall, trained')}:</strong> {sentences[0] if sentences else 'LLA was not run.'}",
                    [Figure(results.anchor("recall"), save(lambda v: panels(runs, v, "key-value pairs", "test accuracy", "L = {}", False), results.directory, results.anchor("recall")),
                            "Test accuracy against the number of pairs",
                            "LLA achieves the highest accuracy in associative recall across different sequence lengths and number of key-value pairs.", bullets(sentences), results.command),
@@ -315,7 +315,7 @@ def state_tracking(results):
             sentences.append(f"N = {s[0]}: LLA {percent(a.mean)}, softmax {percent(b.mean)}; a difference of {100 * (a.mean - b.mean):+.1f} points.")
     sentences += common(runs, percent) + [rows_sentence([r for r in runs.records if r["model"] == "lla"]), runs.shortened(64)]
     intro = (f"N items at positions, N/6 to N/3 swaps, then {results.settings['options']['queries']} positions whose item is asked for. {setup(results)}")
-    return Section(results.anchor("state-tracking"), results.titled("State tracking"), intro, f"<strong>State tracking:</strong> {sentences[0]}",
+    return Section(results.anchor("state-tracking"), results.titled("State tracking"), intro, f"<strong>{results.titled('State tracking')}:</strong> {sentences[0]}",
                    [Figure(results.anchor("state_tracking"), save(lambda v: panels(runs, v, "positions N", "test accuracy", "{}", False), results.directory, results.anchor("state_tracking")),
                            "Test accuracy against the number of positions", "LLA achieves test accuracy on par with softmax attention across N.", bullets(sentences), results.command),
                     Figure(results.anchor("state_tracking_curves"), save(lambda v: curves(runs, v, "test", "epoch", "best accuracy so far", False, "N = {}"), results.directory,

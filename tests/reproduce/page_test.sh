@@ -45,9 +45,11 @@ if [ -x "$(dirname "$lla")/lla_train" ]; then
   cp -r out/state-tracking out/state-tracking-short  # a variant of a task, on the same page
   trained="$trained state-tracking-short"
 fi
-mkdir out/language-model  # its text is too much to read here: the committed runs
-cp "$source/experiments/trained/results/language-model/results.json" out/language-model/
-trained="$trained language-model"
+for name in language-model language-model-softplus; do  # its text is too much to read here: the committed runs
+  mkdir out/$name
+  cp "$source/experiments/trained/results/$name/results.json" out/$name/
+  trained="$trained $name"
+done
 page=$("$lla" report out)
 [ "$page" = "$work/out/index.html" ] || { echo "report printed '$page'"; exit 1; }
 "$python" "$source/tests/reproduce/page_check.py" out regression rates memory memory-decode solver interpolation capacity lemmas iterations \
