@@ -3,21 +3,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "gpu/cache_cases.hpp"
 #include "gpu/gpu_test.hpp"
-#include "support/cache.hpp"
 
 namespace lla::test {
 namespace {
 
 CacheSpec decoding(int64_t dim, std::vector<CachedSequence> sequences, int64_t page_size = 0) {
-  CacheSpec spec;
-  spec.dtype = DType::bf16;
-  spec.out_dtype = DType::f32;
-  spec.sequences = std::move(sequences);
-  spec.page_size = page_size;
-  spec.heads_q = spec.heads_kv = 2;
-  spec.dim = spec.value_dim = dim;
-  return spec;
+  return bf16_cache(dim, std::move(sequences), page_size);
 }
 
 class GpuDecode : public OnGpu {
@@ -189,20 +182,40 @@ TEST_P(GpuDecode, RowsWithFewKeys) {
   }
 }
 
-// A length above its bound: NaN and a status for that sequence, the bits of the others stay.
-TEST_P(GpuDecode, LengthsAboveTheBound) {
+// A length out of bounds: NaN and a status for that sequence, and the others have the bits they have beside the nearest
+// length that is allowed, however much of the GPU that one takes.
+template <int32_t kLength>
+void second_length_is(lla_forward_args& a) {
+  a.max_seqlen_k = 4000;
+  write_int(a.seqlens_k, 1, kLength);
+}
+TEST_P(GpuDecode, LengthsOutOfBounds) {
+  struct Case {
+    CacheEdit edit, nearest;
+  };
+  const Case cases[] = {{second_length_is<7000>, second_length_is<4000>},
+                        {second_length_is<1 << 30>, second_length_is<4000>},
+                        {second_length_is<-5>, second_length_is<0>}};
   for (const RidgeShape ridge : {RidgeShape::token, RidgeShape::none}) {
-    CacheSpec spec = decoding(64, {{1, 300}, {1, 700}, {1, 150}}, 16);
-    spec.ridge = ridge;
-    if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
-    const std::vector<Inputs> inputs = make_cache_inputs(spec, data::Kind::randn, 0.1, 5);
-    const CacheForward want = cache_oracle(spec, inputs);
-    const CacheForward got =
-        run_cache(spec, inputs, implementation(), [](lla_forward_args& a) { a.max_seqlen_k = 400; });
-    ASSERT_EQ(got.status, LLA_OK) << got.message;
-    for (const double o : got.o[1]) EXPECT_TRUE(std::isnan(o));
-    for (const int status : got.row_status[1]) EXPECT_EQ(status, LLA_ROW_INVALID);
-    for (const size_t b : {0, 2}) EXPECT_LE(relative_error(got.o[b], want.o[b]), 2.5e-3);
+    for (const int64_t group : {1, 4}) {
+      CacheSpec spec = decoding(64, {{1, 2300}, {1, 7000}, {1, 1150}}, 16);
+      spec.ridge = ridge;
+      spec.heads_q = group * spec.heads_kv;
+      if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
+      const std::vector<Inputs> inputs = make_cache_inputs(spec, data::Kind::randn, 0.1, 5);
+      const CacheForward oracle = cache_oracle(spec, inputs);
+      for (const Case& c : cases) {
+        const CacheForward want = run_cache(spec, inputs, implementation(), c.nearest);
+        const CacheForward got = run_cache(spec, inputs, implementation(), c.edit);
+        ASSERT_EQ(got.status, LLA_OK) << got.message;
+        expect_invalid_rows(got, 1);
+        for (const int status : want.row_status[1]) EXPECT_EQ(status, LLA_ROW_OK);
+        for (const size_t b : {0, 2}) {
+          EXPECT_TRUE(identical(got.o[b], want.o[b])) << "sequence " << b << ", case " << &c - cases;
+          EXPECT_LE(relative_error(got.o[b], oracle.o[b]), 2.5e-3);
+        }
+      }
+    }
   }
 }
 
