@@ -142,6 +142,8 @@ void run_degenerate_case(const FuzzCase& c, uint64_t seed) {
   const double slack = large_keys ? 20 : 5;  // against these keys the ridge is 1e-4 of what it says
   // Sums of differences that were corrected for their own rounding have twice the digits of their type, no more.
   const double epsilon = spec.dtype == DType::f64 ? 0x1p-52 : 0x1p-23;
+  const double long_products =
+      longest_row(saved_x(spec, truth.forward.saved), spec.dim) * longest_row(inputs.k, spec.dim);
   const double floor = 16 * epsilon * epsilon * gradient_summands(spec, inputs, truth.forward);
   for (const std::string& name : implementations_under_test()) {
     if (!takes(name, spec)) continue;
@@ -151,7 +153,8 @@ void run_degenerate_case(const FuzzCase& c, uint64_t seed) {
     const Backward gradients = run_backward(spec, inputs, got.saved, name);
     ASSERT_EQ(gradients.status, LLA_OK) << gradients.message;
     const Backward &want = truth.backward, &moved = truth.moved_backward;
-    bool solved = true;
+    // The reference hands x on in the type's precision and does not say where that shows.
+    bool solved = name != "reference" || epsilon * long_products < 1e-3;
     for (const RowInfo* info : {&got.info, &gradients.info}) {
       for (const int status : info->status) solved &= status == LLA_ROW_OK;
     }
