@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/common/convert.cuh"
-#include "cuda/sm90/decode/convert.cuh"
+#include "cuda/sm90/decode/load.cuh"
 #include "cuda/sm90/decode/given_x_config.cuh"
 #include "cuda/sm90/decode/given_x_merge.cuh"
 
