@@ -75,21 +75,29 @@ struct Fetcher {
     return at;
   }
 
+  // One warp brings the keys, one the values. Every request by one elected thread, whose operands all threads know: those
+  // of several threads would be issued in a slow loop.
   __device__ __forceinline__ void copy_boxes(const FetchedUnit& u, const Place& at, int slot, int stage) {
+    static_assert(C::kSmallPages || C::kFetchers == 2);
     Barrier& here = s.loaded[stage];
-    const int box = p.cache.box;
+    const int box = p.cache.box, boxes = C::kStageKeys / box;
     const unsigned all = __ballot_sync(0xffffffffu, at.there);
-    if (lane == 0) here.arrive_expecting(__popc(all) * box * C::kDim * 4);
+    const CUtensorMap* const map = warp == 0 ? &p.key_map : &p.value_map;
+    const uint32_t to = shared_address(s.stage[stage]) + warp * (C::kParts * C::kPartBytes);
+    if (elected()) here.arrive_expecting(__popc(all) * box * C::kDim * 2);
     __syncwarp();
-    if (at.there) {
-      const uint32_t to = shared_address(s.stage[stage]) + lane * box * 128;
+#pragma unroll 4
+    for (int i = 0; i < boxes; ++i) {
+      const int page = __shfl_sync(0xffffffffu, at.page, i), row = __shfl_sync(0xffffffffu, slot, i);
+      if (!(all >> i & 1)) continue;
+      if (elected()) {
 #pragma unroll
-      for (int part = 0; part < 2 * C::kParts; ++part) {
-        load_box(to + part * C::kPartBytes, part < C::kParts ? &p.key_map : &p.value_map, 64 * (part % C::kParts),
-                 u.unit.kv_head, slot, at.page, here);
+        for (int part = 0; part < C::kParts; ++part) {
+          load_box(to + part * C::kPartBytes + i * box * 128, map, 64 * part, u.unit.kv_head, row, page, here);
+        }
       }
+      __syncwarp();
     }
-    __syncwarp();
   }
 
   // Sixteen bytes at a time, eight threads a row.

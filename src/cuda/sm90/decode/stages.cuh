@@ -16,7 +16,7 @@ struct Config {
   static constexpr int kChunks = kDim / 8;        // of 16 bytes, of a row
   static constexpr int kParts = kDim / 64;        // 64 columns of the keys, and as many of the values
   static constexpr int kMultipliers = kDim / 64;  // warpgroups
-  static constexpr int kFetchers = kSmallPages ? 4 : 1;
+  static constexpr int kFetchers = kSmallPages ? 4 : 2;  // warps
   static constexpr int kThreads = 512;
   static constexpr int kWarps = kThreads / 32 - 4 * kMultipliers - kFetchers, kConverters = 32 * kWarps;
   static constexpr int kStages = 12;

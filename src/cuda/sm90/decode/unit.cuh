@@ -207,26 +207,35 @@ struct UnitRun {
     return best;
   }
 
-  // The keys that were kept apart, all but the heaviest, as the first piece of the unit's last stage. By one warp.
-  __device__ __forceinline__ void last_stage(int best) {
-    const uint32_t position = base + steps.before + steps.tiles;
-    const int stage = stage_of<C>(position);
-    wait(position);
-    uint32_t seen = 0;
+  // Sixteen bytes of row `row` of the unit's last stage, whose first piece takes the keys that were kept apart.
+  __device__ __forceinline__ uint32_t last_position() const { return base + steps.before + steps.tiles; }
+  __device__ __forceinline__ uint4& last_chunk(int row, int which, int chunk) const {
+    return *reinterpret_cast<uint4*>(s.stage[stage_of<C>(last_position())] + which * c.kValues +
+                                     raw_offset<C::kPartBytes>(row, chunk));
+  }
+  // Every warp brings its own, and zeros for the rows that are nobody's.
+  __device__ __forceinline__ void bring_apart() const {
+    static_assert(C::kWarps <= C::kPieceKeys);
+    wait(last_position());
 #pragma unroll 1
-    for (int w = 0; w < C::kPieceKeys; ++w) {
-      const bool there = w < C::kWarps && w != best && s.heaviest_logit[w] > -INFINITY;
-      if (there) seen |= 1u << w;
-#pragma unroll 1
-      for (int e = c.lane; e < C::kDim; e += 32) {  // words of key and value
-        const int which = e / (C::kDim / 2), word = e % (C::kDim / 2);
-        *reinterpret_cast<uint32_t*>(s.stage[stage] + which * c.kValues + raw_offset<C::kPartBytes>(w, word / 4) +
-                                     word % 4 * 4) =
-            there ? reinterpret_cast<const uint32_t*>(s.heaviest[w][which])[word] : 0;
+    for (int row = c.warp; row < C::kPieceKeys; row += C::kWarps) {
+      const bool there = row == c.warp && c.heaviest > -INFINITY;
+      if (c.lane < 2 * C::kChunks) {
+        const int which = c.lane / C::kChunks, chunk = c.lane % C::kChunks;
+        last_chunk(row, which, chunk) = there ? reinterpret_cast<const uint4*>(s.heaviest[row % C::kWarps][which])[chunk]
+                                              : make_uint4(0, 0, 0, 0);
       }
     }
+  }
+  // All of them but the heaviest. By one warp.
+  __device__ __forceinline__ void last_stage(int best) {
+    const int stage = stage_of<C>(last_position());
+    const bool there = c.lane < C::kWarps && c.lane != best && s.heaviest_logit[c.lane % C::kWarps] > -INFINITY;
+    const uint32_t seen = __ballot_sync(0xffffffffu, there);
+    if (best >= 0 && c.lane < 2 * C::kChunks) {
+      last_chunk(best, c.lane / C::kChunks, c.lane % C::kChunks) = make_uint4(0, 0, 0, 0);
+    }
     __syncwarp();
-    static_assert(C::kWarps <= C::kPieceKeys);
     c.template piece<false>(s.stage[stage], s.root[stage], seen);
     if (c.lane == 0) {
       StageHead& head = s.head[stage];
@@ -249,6 +258,7 @@ struct UnitRun {
       c.stage(stage, tile, begin, end, tile == 0 ? kUnitBegins : 0, u.partial);
     }
     if (c.lane == 0) s.heaviest_logit[c.warp] = c.heaviest;
+    bring_apart();
     const bool large = named_any(kConverterBarrier, C::kConverters, too_large());
     const int best = heaviest_warp();
     if (c.warp == 0) last_stage(best);
@@ -258,7 +268,7 @@ struct UnitRun {
     publish(best, large);
     if (c.warp == 0) {
       __syncwarp();
-      s.full[stage_of<C>(base + steps.before + steps.tiles)].arrive_for_warp();
+      s.full[stage_of<C>(last_position())].arrive_for_warp();
     }
     converters_sync<C>();
   }
