@@ -14,10 +14,6 @@ inline constexpr float kRootExponent = 8;  // r = 2^8 at the maximum
 inline constexpr float kSlack = 3;         // bits a logit may exceed the maximum by
 inline constexpr int kRedoBits = 8;
 
-template <class C>
-__device__ __forceinline__ void converters_sync() {
-  named_sync(kConverterBarrier, C::kConverters);
-}
 __device__ __forceinline__ float warp_max(float x) {
   return warp_reduce(x, [](float a, float b) { return fmaxf(a, b); });
 }
@@ -34,6 +30,7 @@ struct Converter {
   Shared<C>& s;
   const Params& p;
   const int lane, warp;
+  UnitState<C>* unit;
   float omega;     // of this lane's keys; four lanes have the same
   float heaviest;  // its half logit
   int max;
@@ -53,12 +50,12 @@ struct Converter {
     return (start ^ (32 * (i % 4))) + i / 4 * C::kPartBytes + m * (kWarpKeys * 128);
   }
 
-  template <int kCount>
-  __device__ __forceinline__ void load(uint32_t (&to)[kCount][kSteps][4], uint32_t from) const {
+  template <int kFirst = 0, int kCount, int kColumns>
+  __device__ __forceinline__ void load(uint32_t (&to)[kCount][kColumns][4], uint32_t from) const {
 #pragma unroll
     for (int m = 0; m < kCount; ++m) {
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) load_matrix(to[m][i], at(from, m, i));
+      for (int i = 0; i < kColumns; ++i) load_matrix(to[m][i], at(from, m, kFirst + i));
     }
   }
   // Half logits of this lane's keys. All columns of the right-hand side are the query: all four lanes of a row have its
@@ -69,7 +66,7 @@ struct Converter {
     float sum[kCount][2][4]{};
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      const uint2 q = s.query[4 * i + lane % 4];
+      const uint2 q = unit->query[4 * i + lane % 4];
 #pragma unroll
       for (int m = 0; m < kCount; ++m) multiply_small<C::kBf16>(sum[m][i % 2], k[m][i], q.x, q.y);
     }
@@ -87,7 +84,7 @@ struct Converter {
       for (int word = lane; word < C::kDim / 2; word += 32) {
         uint32_t& in_tile = *reinterpret_cast<uint32_t*>(rows + which * kValues +
                                                          raw_offset<C::kPartBytes>(key, word / 4) + word % 4 * 4);
-        uint32_t& apart = reinterpret_cast<uint32_t*>(s.heaviest[warp][which])[word];
+        uint32_t& apart = reinterpret_cast<uint32_t*>(unit->heaviest[warp][which])[word];
         const uint32_t old = apart;
         apart = in_tile;
         in_tile = heaviest > -INFINITY ? old : 0;
@@ -108,7 +105,7 @@ struct Converter {
   template <bool kApart>
   __device__ __forceinline__ void piece(unsigned char* rows, uint16_t (*roots)[8], uint32_t seen) {
     const uint32_t keys = start_of(rows), values = keys + kValues;
-    uint32_t k[kTiles][kSteps][4], v[kTiles][kSteps][4];
+    uint32_t k[kTiles][kSteps][4], early[kTiles][kSteps / 2][4], late[kTiles][kSteps / 2][4];
     float logit[2 * kTiles];
 #pragma unroll 1
     for (;;) {
@@ -131,7 +128,7 @@ struct Converter {
       }
       break;
     }
-    load(v, values);
+    load(early, values);  // on their way while keys are converted, the others while these are
     const float base = kRootExponent - static_cast<float>(max);
     uint32_t twice[2 * kTiles];
     float root[2 * kTiles];
@@ -149,7 +146,7 @@ struct Converter {
     }
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      const float2 near = s.scaled_centre[8 * i + lane % 4], far = s.scaled_centre[8 * i + 4 + lane % 4];
+      const float2 near = unit->scaled_centre[8 * i + lane % 4], far = unit->scaled_centre[8 * i + 4 + lane % 4];
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
@@ -161,24 +158,29 @@ struct Converter {
         store_matrix(at(keys, m, i), k[m][i]);
       }
     }
+    load<kSteps / 2>(late, values);
+    const auto convert = [&](uint32_t(&v)[kTiles][kSteps / 2][4], int first) {
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
+      for (int i = 0; i < kSteps / 2; ++i) {
 #pragma unroll
-      for (int m = 0; m < kTiles; ++m) {
+        for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float2 wide = widen_pair<C::kBf16>(v[m][i][e]);
-          v[m][i][e] = to_half_pair(wide.x * root[2 * m + e % 2], wide.y * root[2 * m + e % 2]);
+          for (int e = 0; e < 4; ++e) {
+            const float2 wide = widen_pair<C::kBf16>(v[m][i][e]);
+            v[m][i][e] = to_half_pair(wide.x * root[2 * m + e % 2], wide.y * root[2 * m + e % 2]);
+          }
+          store_matrix(at(values, m, first + i), v[m][i]);
         }
-        store_matrix(at(values, m, i), v[m][i]);
       }
-    }
+    };
+    convert(early, 0);
+    convert(late, kSteps / 2);
   }
 
   // The maximum that all had a ring of stages ago, where that is larger. `tile`: of the unit.
   __device__ __forceinline__ void follow_maximum(int tile) {
     const int from = tile - C::kStages - lane;
-    const int there = lane < C::kWarps && from >= 0 ? s.posted[from % kPosted] : max;
+    const int there = lane < C::kWarps && from >= 0 ? unit->posted[from % kPosted] : max;
     const int all = __reduce_max_sync(0xffffffffu, there);
     if (all > max) raise_maximum(all);
   }
@@ -194,16 +196,91 @@ struct Converter {
       piece<true>(s.stage[stage] + i * C::kPieceKeys * 128, s.root[stage] + i * C::kPieceKeys, seen);
       if (lane == 0) head.max[i] = max;
     }
-    if (lane == 0) head.flags = flags, head.partial = partial, s.posted[tile % kPosted] = max;
+    if (lane == 0) head.flags = flags, head.partial = partial, unit->posted[tile % kPosted] = max;
     fence_async_proxy();
     __syncwarp();
     s.full[stage].arrive_for_warp();
   }
 
-  __device__ __forceinline__ void clear() {
+  __device__ __forceinline__ void begin(UnitState<C>& of, int from_max) {
+    unit = &of;
     omega = 0;
     heaviest = -INFINITY;
+    max = from_max, key_scale = of.key_scale, value_scale = of.value_scale;
+  }
+
+  // Whether what is apart is too large for the scales.
+  __device__ __forceinline__ bool too_large() const {
+    bool bad = false;
+    if (heaviest > -INFINITY) {
+#pragma unroll 1
+      for (int word = lane; word < C::kDim / 2; word += 32) {
+        const float2 k = widen_pair<C::kBf16>(reinterpret_cast<const uint32_t*>(unit->heaviest[warp][0])[word]);
+        const float2 v = widen_pair<C::kBf16>(reinterpret_cast<const uint32_t*>(unit->heaviest[warp][1])[word]);
+        const float key =
+            fmaxf(fabsf(k.x - unit->centre[2 * word]), fabsf(k.y - unit->centre[2 * word + 1])) * key_scale;
+        const float value = fmaxf(fabsf(v.x), fabsf(v.y)) * value_scale;
+        bad |= fmaxf(key, value) >= 31;
+      }
+    }
+    return __any_sync(0xffffffffu, bad);
+  }
+  // What the end of the unit needs.
+  __device__ __forceinline__ void leave() const {
+    const bool large = too_large();
+    const float all = warp_sum(lane % 4 == 0 ? omega : 0);
+    if (lane == 0) {
+      unit->heaviest_logit[warp] = heaviest, unit->omega[warp] = all;
+      unit->max[warp] = max, unit->large[warp] = large;
+    }
+    __syncwarp();
   }
 };
+
+// Zeros into the rows of a stage that do not count; its first is key `first`.
+template <class C>
+__device__ __forceinline__ void clear_outside(unsigned char* rows, const Keys& keys, int first) {
+#pragma unroll 1
+  for (int from = 0; from < C::kStageKeys; from += kWarpKeys) {
+    unsigned char* const tile = rows + from * 128;
+    const uint32_t seen = seen_of(keys, first + from);
+    if (seen != 0xffffu) clear_rows<C, C::kPartBytes>({tile, tile + C::kParts * C::kPartBytes}, seen);
+  }
+  __syncwarp();
+}
+
+// All units of the block, by a converting warp.
+template <class C>
+__device__ __forceinline__ void convert_units(Shared<C>& s, const Params& p, int thread) {
+  Converter<C> c(s, p, thread);
+  uint32_t base = 0;
+#pragma unroll 1
+  for (int index = 0;; ++index) {
+    const FetchedUnit& fetched = s.units[index & 1];
+    s.ready[index & 1].wait((index / 2) & 1);
+    const Unit& u = fetched.unit;
+    if (u.local == kNoMore) break;
+    if (u.local == kNoUnit) {
+      __syncwarp();
+      s.left[index & 1].arrive_for_warp();
+      continue;
+    }
+    const Steps<C> steps(fetched);
+    UnitState<C>& state = s.state[index & 1];
+    c.begin(state, state.row_max);
+#pragma unroll 1
+    for (int tile = c.warp; tile < steps.tiles; tile += C::kWarps) {
+      const uint32_t position = base + steps.before + tile;
+      const int stage = stage_of<C>(position), first = u.start + tile * C::kStageKeys;
+      const int begin = max(0, u.keys.begin - first), end = min(C::kStageKeys, u.keys.end - first);
+      s.loaded[stage].wait(parity_of<C>(position));
+      if (begin > 0 || end < C::kStageKeys) clear_outside<C>(s.stage[stage], u.keys, first);
+      c.stage(stage, tile, begin, end, tile == 0 ? kUnitBegins : 0, u.partial);
+    }
+    c.leave();
+    s.left[index & 1].arrive_for_warp();
+    base += steps.count();
+  }
+}
 
 }  // namespace lla::cuda::sm90::decode

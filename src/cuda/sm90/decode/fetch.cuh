@@ -30,7 +30,7 @@ struct Fetcher {
 
   // The next unit along the walk: of a repetition, the next that asked for it.
   __device__ __forceinline__ void take_unit(Walk& walk, int redo, FetchedUnit& to, int last_row) const {
-    to.unit.local = -1;
+    to.unit.local = kNoUnit;
     while (walk.left > 0) {
       const Unit u = take(p, walk);
       if (redo > 0) {
@@ -75,16 +75,15 @@ struct Fetcher {
     return at;
   }
 
-  // One warp brings the keys, one the values. Every request by one elected thread, whose operands all threads know: those
-  // of several threads would be issued in a slow loop.
+  // Where there are two warps one brings the keys, one the values. Every request by one elected thread, whose operands
+  // all threads know: those of several threads would be issued in a slow loop.
   __device__ __forceinline__ void copy_boxes(const FetchedUnit& u, const Place& at, int slot, int stage) {
-    static_assert(C::kSmallPages || C::kFetchers == 2);
+    constexpr int kOwnParts = 2 * C::kParts / C::kFetchers;
     Barrier& here = s.loaded[stage];
     const int box = p.cache.box, boxes = C::kStageKeys / box;
     const unsigned all = __ballot_sync(0xffffffffu, at.there);
-    const CUtensorMap* const map = warp == 0 ? &p.key_map : &p.value_map;
-    const uint32_t to = shared_address(s.stage[stage]) + warp * (C::kParts * C::kPartBytes);
-    if (elected()) here.arrive_expecting(__popc(all) * box * C::kDim * 2);
+    const uint32_t to = shared_address(s.stage[stage]) + warp * (kOwnParts * C::kPartBytes);
+    if (elected()) here.arrive_expecting(__popc(all) * box * kOwnParts * 128);
     __syncwarp();
 #pragma unroll 4
     for (int i = 0; i < boxes; ++i) {
@@ -92,8 +91,10 @@ struct Fetcher {
       if (!(all >> i & 1)) continue;
       if (elected()) {
 #pragma unroll
-        for (int part = 0; part < C::kParts; ++part) {
-          load_box(to + part * C::kPartBytes + i * box * 128, map, 64 * part, u.unit.kv_head, row, page, here);
+        for (int own = 0; own < kOwnParts; ++own) {
+          const int part = C::kFetchers == 1 ? own : warp * kOwnParts + own;
+          load_box(to + own * C::kPartBytes + i * box * 128, part < C::kParts ? &p.key_map : &p.value_map,
+                   64 * (part % C::kParts), u.unit.kv_head, row, page, here);
         }
       }
       __syncwarp();
@@ -179,21 +180,28 @@ struct Fetcher {
       __syncwarp();
     }
     int unit = 0;
+    const auto room = [&]() -> FetchedUnit& {
+      if (unit >= 2) s.done[unit & 1].wait((unit / 2 - 1) & 1);
+      sync();
+      return s.units[unit & 1];
+    };
+    const auto tell = [&] {
+      sync();
+      if (warp == 0) s.taken[unit & 1].arrive_for_warp();
+      ++unit;
+    };
 #pragma unroll 1
     for (int redo = 0;; ++redo) {
       Walk walk{};
-      int last_row = -1;
       if (thread == 0) walk = s.start;
+      int last_row = -1;
 #pragma unroll 1
-      for (;; ++unit) {
-        FetchedUnit& u = s.units[unit & 1];
-        if (unit >= 2) s.done[unit & 1].wait((unit / 2 - 1) & 1);
-        sync();
+      for (;;) {
+        FetchedUnit& u = room();
         if (thread == 0) take_unit(walk, redo, u, last_row);
-        sync();
-        if (u.unit.local < 0) break;
+        tell();
         last_row = u.unit.local;
-        if (warp == 0) s.taken[unit & 1].arrive_for_warp();
+        if (last_row == kNoUnit) break;
         bring(u);
       }
       if (position > 0) s.empty[stage_of<C>(position - 1)].wait(parity_of<C>(position - 1));
@@ -202,8 +210,10 @@ struct Fetcher {
       if (!again) break;
       if (thread == 0) s.overflow = 0;
     }
+    FetchedUnit& u = room();
+    if (thread == 0) u.unit.local = kNoMore;
+    tell();
     if (warp > 0) return;
-    s.taken[unit & 1].arrive_for_warp();
     const int stage = stage_of<C>(position);
     s.empty[stage].wait(parity_of<C>(position) ^ 1);
     if (lane == 0) s.head[stage].flags = kStop;

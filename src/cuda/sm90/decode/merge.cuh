@@ -3,8 +3,8 @@
 #pragma once
 
 #include "cuda/common/convert.cuh"
-#include "cuda/sm90/decode/load.cuh"
 #include "cuda/sm90/decode/eliminate.hpp"
+#include "cuda/sm90/decode/load.cuh"
 
 namespace lla::cuda::sm90::decode {
 

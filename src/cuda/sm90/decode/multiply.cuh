@@ -12,11 +12,11 @@ namespace lla::cuda::sm90::decode {
 
 template <int kColumns>
 struct OuterProduct;
-#define LLA_OUTER_PRODUCT(N)                                                                                         \
-  template <>                                                                                                        \
-  struct OuterProduct<N> {                                                                                           \
-    using Atom =                                                                                                     \
-        cute::SM90::GMMA::MMA_64x##N##x16_F32F16F16_SS<cute::SM90::GMMA::Major::MN, cute::SM90::GMMA::Major::MN>;    \
+#define LLA_OUTER_PRODUCT(N)                                                                                      \
+  template <>                                                                                                     \
+  struct OuterProduct<N> {                                                                                        \
+    using Atom =                                                                                                  \
+        cute::SM90::GMMA::MMA_64x##N##x16_F32F16F16_SS<cute::SM90::GMMA::Major::MN, cute::SM90::GMMA::Major::MN>; \
   };
 LLA_OUTER_PRODUCT(8)
 LLA_OUTER_PRODUCT(128)

@@ -1,7 +1,8 @@
 // What passes between the warps of a block of the streaming kernel.
 //
 // Keys and values lie in a ring of stages as the copy engine left them, are converted where they lie, and are
-// multiplied from there. A warp fetches, others convert, each a stage of its own, one or two warpgroups multiply.
+// multiplied from there. One or two warps fetch (four of single rows), others convert, each a stage of its own, one
+// looks after the beginnings and ends of units, one or two warpgroups multiply.
 #pragma once
 
 #include "cuda/sm90/decode/load.cuh"
@@ -16,9 +17,10 @@ struct Config {
   static constexpr int kChunks = kDim / 8;        // of 16 bytes, of a row
   static constexpr int kParts = kDim / 64;        // 64 columns of the keys, and as many of the values
   static constexpr int kMultipliers = kDim / 64;  // warpgroups
-  static constexpr int kFetchers = kSmallPages ? 4 : 2;  // warps
+  static constexpr int kFetchers = (kSmallPages ? 4 : 2) / kMultipliers;  // warps
   static constexpr int kThreads = 512;
-  static constexpr int kWarps = kThreads / 32 - 4 * kMultipliers - kFetchers, kConverters = 32 * kWarps;
+  // Warps that convert. One more looks after the units.
+  static constexpr int kWarps = kThreads / 32 - 4 * kMultipliers - kFetchers - 1, kConverters = 32 * kWarps;
   static constexpr int kStages = 12;
   static constexpr int kStageKeys = 4096 / kDim;
   static constexpr int kPieces = 2, kPieceKeys = kStageKeys / kPieces;  // what a warp has in registers at a time
@@ -42,44 +44,46 @@ struct StageHead {
 };
 
 // What the fetching warps tell of a unit.
+inline constexpr int kNoUnit = -1, kNoMore = -2;  // in `unit.local`: none for now, none any more
 struct FetchedUnit {
-  Unit unit;       // local -1: there is none any more
+  Unit unit;
   int32_t before;  // stages of the row's first keys, where the unit does not begin with them
   int32_t redo;    // how often it has been tried before
   int32_t known;   // its row is that of the unit before
   int32_t missing;
 };
 
-// What a unit found out of its row; the next one of the same row need not.
-struct KnownRow {
-  int32_t max;
-  float key_scale, value_scale;
-};
-
 inline constexpr int kPosted = 64;
+
+// A unit at work; there is room for two.
+template <class C>
+struct UnitState {
+  alignas(16) unsigned char heaviest[C::kWarps][2][C::kDim * 2];
+  uint2 query[C::kDim / 4];           // of sixteen columns, by t: 2 t, 2 t + 1, 2 t + 8, 2 t + 9
+  float2 scaled_centre[C::kDim / 2];  // reference key times the keys' scale
+  float centre[C::kDim];
+  int32_t row_max;                       // of the row's first keys
+  float row_key_scale, row_value_scale;  // from them
+  float key_scale, value_scale;
+  // Of each converting warp, at its end of the unit.
+  float heaviest_logit[C::kWarps], omega[C::kWarps];
+  int32_t max[C::kWarps], large[C::kWarps];
+  int32_t posted[kPosted];  // the maximum of each stage
+};
 
 template <class C>
 struct Shared {
   alignas(1024) unsigned char stage[C::kStages][C::kStageBytes];
   alignas(128) uint16_t root[C::kStages][C::kStageKeys][8];  // the first of eight; the others are 0
-  alignas(16) unsigned char heaviest[C::kWarps][2][C::kDim * 2];
-  uint2 query[C::kDim / 4];           // of sixteen columns, by t: 2 t, 2 t + 1, 2 t + 8, 2 t + 9
-  float2 scaled_centre[C::kDim / 2];  // reference key times the keys' scale
-  float centre[C::kDim];
-  float first[kReferenceKeys / kWarpKeys][C::kDim];
+  UnitState<C> state[2];
   float first_logit[kReferenceKeys];
-  float first_sum[kReferenceKeys / kWarpKeys];
-  float parts[2][C::kWarps];
-  float heaviest_logit[C::kWarps];
-  int32_t warp_max[C::kWarps];
-  int32_t posted[kPosted];  // the maximum of each stage of a unit
   FetchedUnit units[2];
   Walk start;
-  KnownRow row;
   int32_t overflow;  // some unit is to be repeated
   StageHead head[C::kStages];
   Barrier loaded[C::kStages], full[C::kStages], empty[C::kStages];
-  Barrier taken[2], done[2];  // of `units`
+  // Of units: fetched, ready to be converted, left by all converting warps, and done with.
+  Barrier taken[2], ready[2], left[2], done[2];
 };
 
 // Stages are counted over the block's life.
@@ -98,8 +102,7 @@ template <class C>
 struct Steps {
   int before, tiles;
   __device__ __forceinline__ explicit Steps(const FetchedUnit& u)
-      : before(u.before),
-        tiles(max(0, u.unit.keys.end - u.unit.start + C::kStageKeys - 1) / C::kStageKeys) {}
+      : before(u.before), tiles(max(0, u.unit.keys.end - u.unit.start + C::kStageKeys - 1) / C::kStageKeys) {}
   __device__ __forceinline__ int count() const { return before + tiles + 1; }
 };
 

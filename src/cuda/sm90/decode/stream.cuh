@@ -18,8 +18,12 @@ __global__ void __launch_bounds__(C::kThreads, 1) stream_kernel(const __grid_con
       s.full[i].init(kWarpArrivals);
       s.empty[i].init(4 * C::kMultipliers * kWarpArrivals);
     }
-    for (Barrier& b : s.taken) b.init(kWarpArrivals);
-    for (Barrier& b : s.done) b.init(C::kWarps * kWarpArrivals);
+    for (int i = 0; i < 2; ++i) {
+      s.taken[i].init(kWarpArrivals);
+      s.ready[i].init(kWarpArrivals);
+      s.left[i].init(C::kWarps * kWarpArrivals);
+      s.done[i].init(kWarpArrivals);
+    }
     s.overflow = 0;
     barrier_init_fence();
   }
@@ -44,8 +48,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) stream_kernel(const __grid_con
     const int thread = threadIdx.x - 128 * C::kMultipliers;
     if (thread < C::kConverters) {
       convert_units<C>(s, p, thread);
+    } else if (thread < C::kConverters + 32) {
+      look_after_units<C>(s, p);
     } else {
-      Fetcher<C>(s, p, thread - C::kConverters).run();
+      Fetcher<C>(s, p, thread - C::kConverters - 32).run();
     }
   }
 }

@@ -1,31 +1,57 @@
-// What the converting warps do for one unit: the reference key, then stage after stage, then what is left over.
+// The warp that looks after units: before one is converted its query, reference key and scales, while the one before it
+// still is; after that the keys that were kept apart, and what the partial has beside its products.
 #pragma once
+
+#include <type_traits>
 
 #include "cuda/sm90/decode/convert.cuh"
 #include "cuda/tensor/scale.hpp"
 
 namespace lla::cuda::sm90::decode {
 
+template <bool kBf16>
+__device__ __forceinline__ uint32_t narrow_pair(float a, float b) {
+  if constexpr (kBf16) {
+    const __nv_bfloat162 x = __floats2bfloat162_rn(a, b);
+    return *reinterpret_cast<const uint32_t*>(&x);
+  } else {
+    return to_half_pair(a, b);
+  }
+}
+// Of each of a pair the larger (the smaller).
+template <bool kBf16>
+struct Pairs {
+  using T = std::conditional_t<kBf16, __nv_bfloat162, __half2>;
+  __device__ __forceinline__ static T of(uint32_t x) { return *reinterpret_cast<const T*>(&x); }
+  __device__ __forceinline__ static uint32_t bits(T x) { return *reinterpret_cast<const uint32_t*>(&x); }
+  __device__ __forceinline__ static uint32_t larger(uint32_t a, uint32_t b) { return bits(__hmax2(of(a), of(b))); }
+  __device__ __forceinline__ static uint32_t smaller(uint32_t a, uint32_t b) { return bits(__hmin2(of(a), of(b))); }
+};
+
 template <class C>
-struct UnitRun {
+struct UnitWarp {
+  static constexpr int kFirstTiles = kReferenceKeys / kWarpKeys, kSteps = C::kDim / 16;
+  using P = Pairs<C::kBf16>;
+
   Converter<C>& c;
   Shared<C>& s;
   const Params& p;
   const FetchedUnit& fetched;
   const Unit& u;
+  UnitState<C>& state;
   const uint32_t base;  // position of the unit's first stage
   const Steps<C> steps;
-  const int thread;
+  const int lane = threadIdx.x % 32;
 
-  __device__ __forceinline__ UnitRun(Converter<C>& converter, const FetchedUnit& unit, uint32_t first)
+  __device__ __forceinline__ UnitWarp(Converter<C>& converter, int index, uint32_t first)
       : c(converter),
         s(converter.s),
         p(converter.p),
-        fetched(unit),
-        u(unit.unit),
+        fetched(converter.s.units[index & 1]),
+        u(fetched.unit),
+        state(converter.s.state[index & 1]),
         base(first),
-        steps(unit),
-        thread(converter.warp * 32 + converter.lane) {}
+        steps(fetched) {}
 
   __device__ __forceinline__ void wait(uint32_t position) const {
     s.loaded[stage_of<C>(position)].wait(parity_of<C>(position));
@@ -35,165 +61,173 @@ struct UnitRun {
   __device__ __forceinline__ void load_query() const {
     const uint16_t* const q = static_cast<const uint16_t*>(p.q.data);
     const int64_t at = row_offset(p.q, u.batch, u.position, u.head);
-    if (thread < C::kDim) {
-      const int d = thread, to = d / 16 * 16 + d % 8 / 2 * 4 + d % 16 / 8 * 2 + d % 2;
-      reinterpret_cast<uint16_t*>(s.query)[to] = d < p.dim ? q[at + d * p.q.stride[3]] : 0;
+#pragma unroll
+    for (int d = lane; d < C::kDim; d += 32) {
+      const int to = d / 16 * 16 + d % 8 / 2 * 4 + d % 16 / 8 * 2 + d % 2;
+      reinterpret_cast<uint16_t*>(state.query)[to] = d < p.dim ? q[at + d * p.q.stride[3]] : 0;
     }
+    __syncwarp();
   }
 
-  static constexpr int kFirstTiles = kReferenceKeys / kWarpKeys;
-  __device__ __forceinline__ uint32_t seen_first(int tile) const {
-    return seen_of(u.row, aligned(u.row.begin) + tile * kWarpKeys);
-  }
   __device__ __forceinline__ unsigned char* first_rows(int tile) const {
     const int key = tile * kWarpKeys;
     return s.stage[stage_of<C>(base + key / C::kStageKeys)] + key % C::kStageKeys * 128;
   }
-  // Largest over all converting warps of what each warp brings.
-  __device__ __forceinline__ float over_warps(const float (&parts)[C::kWarps]) const {
-    float all = parts[0];
-#pragma unroll
-    for (int w = 1; w < C::kWarps; ++w) all = fmaxf(all, parts[w]);
-    return all;
-  }
 
-  // The reference key, maximum and scales, from the row's first keys: the same for all parts of a row. Warps take tiles
-  // of sixteen.
+  // The reference key, maximum and scales, from the row's first keys: the same for all parts of a row.
   __device__ __forceinline__ void reference() {
+    c.unit = &state;
+    const int begin = u.row.begin - aligned(u.row.begin), end = u.row.end - aligned(u.row.begin);
 #pragma unroll 1
-    for (int tile = c.warp; tile < kFirstTiles; tile += C::kWarps) {
-      const uint32_t seen = seen_first(tile);
+    for (int tile = 0; tile < kFirstTiles; ++tile) {
+      const uint32_t seen = seen_of(u.row, aligned(u.row.begin) + tile * kWarpKeys);
       float logit[2] = {-INFINITY, -INFINITY};
       if (seen != 0) {
         wait(base + tile * kWarpKeys / C::kStageKeys);
         unsigned char* const rows = first_rows(tile);
         if (seen != 0xffffu) clear_rows<C, C::kPartBytes>({rows, rows + c.kValues}, seen);
         __syncwarp();
-        uint32_t k[1][Converter<C>::kSteps][4];
+        uint32_t k[1][kSteps][4];
         c.load(k, c.start_of(rows));
         c.logits(logit, k, seen);
       }
-      if (c.lane % 4 == 0) {
+      if (lane % 4 == 0) {
         s.first_logit[tile * kWarpKeys + c.key_at(0)] = logit[0];
         s.first_logit[tile * kWarpKeys + c.key_at(1)] = logit[1];
       }
     }
-    converters_sync<C>();
+    __syncwarp();
     // Without the heaviest: of equals the first.
     float own[4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) own[j] = s.first_logit[32 * j + c.lane];
+    for (int j = 0; j < 4; ++j) own[j] = s.first_logit[32 * j + lane];
     const auto largest = [&] { return warp_max(fmaxf(fmaxf(own[0], own[1]), fmaxf(own[2], own[3]))); };
     const float top = largest();
     uint32_t heaviest = kReferenceKeys;
 #pragma unroll
-    for (int j = 3; j >= 0; --j) heaviest = own[j] == top && top > -INFINITY ? 32 * j + c.lane : heaviest;
+    for (int j = 3; j >= 0; --j) heaviest = own[j] == top && top > -INFINITY ? 32 * j + lane : heaviest;
     heaviest = __reduce_min_sync(0xffffffffu, heaviest);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) own[j] = 32 * j + c.lane == heaviest ? -INFINITY : own[j];
+    for (int j = 0; j < 4; ++j) own[j] = static_cast<uint32_t>(32 * j + lane) == heaviest ? -INFINITY : own[j];
     const float second = largest();
-#pragma unroll 1
-    for (int tile = c.warp; tile < kFirstTiles; tile += C::kWarps) {
-      const unsigned char* const rows = first_rows(tile);
-      const bool any = seen_first(tile) != 0;
-      const int key = tile * kWarpKeys + c.lane % kWarpKeys;
-      const float logit = s.first_logit[key];
-      const float mine = key != heaviest && logit > -INFINITY ? exp2_fast(2 * (logit - second)) : 0;
-      const float sum = warp_sum(c.lane < kWarpKeys ? mine : 0);
-      if (c.lane == 0) s.first_sum[tile] = sum;
-#pragma unroll 1
-      for (int word = c.lane; word < C::kDim / 2; word += 32) {
-        float2 column{0, 0};
+    float sum = 0;
 #pragma unroll
-        for (int i = 0; any && i < kWarpKeys; ++i) {
-          const float w = __shfl_sync(0xffffffffu, mine, i);
-          const float2 k = widen_pair<C::kBf16>(
-              *reinterpret_cast<const uint32_t*>(rows + raw_offset<C::kPartBytes>(i, word / 4) + word % 4 * 4));
-          if (w != 0) column.x = fmaf(w, k.x, column.x), column.y = fmaf(w, k.y, column.y);
-        }
-        s.first[tile][2 * word] = column.x, s.first[tile][2 * word + 1] = column.y;
-      }
+    for (int j = 0; j < 4; ++j) {
+      own[j] = own[j] > -INFINITY ? exp2_fast(2 * (own[j] - second)) : 0;
+      sum += own[j];
     }
-    converters_sync<C>();
-    if (thread < C::kDim) {
-      float total = 0, weights = 0;
+    sum = warp_sum(sum);
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < 4; ++j) s.first_logit[32 * j + lane] = own[j];  // weights from here on
+    __syncwarp();
+    // Means on the tensor cores: weights are the first row of the left operand.
+    uint32_t weights[kFirstTiles][2];
+#pragma unroll
+    for (int tile = 0; tile < kFirstTiles; ++tile) {
+      const float2* const from = reinterpret_cast<const float2*>(&s.first_logit[tile * kWarpKeys]) + lane % 4;
+      const float2 near = from[0], far = from[4];
+      weights[tile][0] = lane < 4 ? narrow_pair<C::kBf16>(near.x, near.y) : 0;
+      weights[tile][1] = lane < 4 ? narrow_pair<C::kBf16>(far.x, far.y) : 0;
+    }
+#pragma unroll 1
+    for (int i = 0; i < kSteps; ++i) {  // sixteen columns
+      float column[2][4]{};
 #pragma unroll
       for (int tile = 0; tile < kFirstTiles; ++tile) {
-        total += s.first[tile][thread];
-        weights += s.first_sum[tile];
+        if (tile * kWarpKeys >= end) continue;
+        // Keys 0-7 and 8-15 of eight columns, and of the next eight.
+        uint32_t k[4];
+        const int row = lane % 16, chunk = 2 * i + lane / 16;
+        load_transposed(k, shared_address(first_rows(tile)) + raw_offset<C::kPartBytes>(row, chunk));
+        const uint32_t left[4] = {weights[tile][0], 0, weights[tile][1], 0};
+        multiply_small<C::kBf16>(column[0], left, k[0], k[1]);
+        multiply_small<C::kBf16>(column[1], left, k[2], k[3]);
       }
-      s.centre[thread] = weights > 0 ? __bfloat162float(__float2bfloat16_rn(total / weights)) : 0;
-    }
-    converters_sync<C>();
-    float largest_key = 0, largest_value = 0;
-#pragma unroll 1
-    for (int tile = c.warp; tile < kFirstTiles; tile += C::kWarps) {
-      const unsigned char* const rows = first_rows(tile);
-      const uint32_t seen = seen_first(tile);
-      if (seen == 0) continue;
-#pragma unroll 1
-      for (int word = c.lane; word < C::kDim / 2; word += 32) {
-        const float2 centre{s.centre[2 * word], s.centre[2 * word + 1]};
+      if (lane < 4) {
 #pragma unroll
-        for (int i = 0; i < kWarpKeys; ++i) {
-          const unsigned char* const at = rows + raw_offset<C::kPartBytes>(i, word / 4) + word % 4 * 4;
-          const float2 k = widen_pair<C::kBf16>(*reinterpret_cast<const uint32_t*>(at));
-          const float2 v = widen_pair<C::kBf16>(*reinterpret_cast<const uint32_t*>(at + c.kValues));
-          if (seen >> i & 1) {
-            largest_key = fmaxf(largest_key, fmaxf(fabsf(k.x - centre.x), fabsf(k.y - centre.y)));
-            largest_value = fmaxf(largest_value, fmaxf(fabsf(v.x), fabsf(v.y)));
-          }
+        for (int e = 0; e < 4; ++e) {
+          const float mean = sum > 0 ? column[e / 2][e % 2] / sum : 0;
+          state.centre[16 * i + e / 2 * 8 + 2 * lane + e % 2] = __bfloat162float(__float2bfloat16_rn(mean));
         }
       }
     }
-    largest_key = warp_max(largest_key), largest_value = warp_max(largest_value);
-    if (c.lane == 0) s.parts[0][c.warp] = largest_key, s.parts[1][c.warp] = largest_value;
-    converters_sync<C>();
-    if (thread == 0) {
-      const float from_max = second > -INFINITY ? second : top > -INFINITY ? top : 0;
-      // Scales to [2^-4, 2^-3): r reaches 2^11, so later elements may be 2^8 times larger.
-      s.row = {static_cast<int>(ceilf(fmaxf(fminf(from_max, 1e6f), -1e6f))),
-               tensor::power_of_two_scale(over_warps(s.parts[0])) * 0x1p-18f,
-               tensor::power_of_two_scale(over_warps(s.parts[1])) * 0x1p-18f};
+    __syncwarp();
+    float largest_key = 0, largest_value = 0;
+#pragma unroll 1
+    for (int i = 0; i < kSteps; ++i) {
+      const float* const centre = &state.centre[16 * i + 2 * (lane % 4)];
+      const float2 c_near = *reinterpret_cast<const float2*>(centre),
+                   c_far = *reinterpret_cast<const float2*>(centre + 8);
+      const uint32_t none[2] = {narrow_pair<C::kBf16>(c_near.x, c_near.y), narrow_pair<C::kBf16>(c_far.x, c_far.y)};
+      uint32_t high[2] = {none[0], none[1]}, low[2] = {none[0], none[1]}, value_high = 0, value_low = 0;
+#pragma unroll
+      for (int tile = 0; tile < kFirstTiles; ++tile) {
+        if (tile * kWarpKeys >= end) continue;
+        uint32_t k[4], v[4];
+        const uint32_t at = c.at(c.start_of(first_rows(tile)), 0, i);
+        load_matrix(k, at);
+        load_matrix(v, at + c.kValues);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int row = tile * kWarpKeys + c.key_at(e % 2);
+          const bool there = row >= begin && row < end;
+          const uint32_t key = there ? k[e] : none[e / 2];
+          high[e / 2] = P::larger(high[e / 2], key), low[e / 2] = P::smaller(low[e / 2], key);
+          value_high = P::larger(value_high, v[e]), value_low = P::smaller(value_low, v[e]);
+        }
+      }
+      const auto add = [](float& to, uint32_t pair, float2 from) {
+        const float2 wide = widen_pair<C::kBf16>(pair);
+        to = fmaxf(to, fmaxf(fabsf(wide.x - from.x), fabsf(wide.y - from.y)));
+      };
+      add(largest_key, high[0], c_near), add(largest_key, low[0], c_near);
+      add(largest_key, high[1], c_far), add(largest_key, low[1], c_far);
+      add(largest_value, value_high, {0, 0}), add(largest_value, value_low, {0, 0});
     }
-    converters_sync<C>();
+    largest_key = warp_max(largest_key), largest_value = warp_max(largest_value);
+    if (lane == 0) {
+      const float from_max = second > -INFINITY ? second : top > -INFINITY ? top : 0;
+      state.row_max = static_cast<int>(ceilf(fmaxf(fminf(from_max, 1e6f), -1e6f)));
+      // To [2^-4, 2^-3): r reaches 2^11, so later elements may be 2^8 times larger.
+      state.row_key_scale = tensor::power_of_two_scale(largest_key) * 0x1p-18f;
+      state.row_value_scale = tensor::power_of_two_scale(largest_value) * 0x1p-18f;
+    }
+    __syncwarp();
+  }
+  // The same, where the unit before has the same row.
+  __device__ __forceinline__ void copy(const UnitState<C>& from) const {
+    for (int i = lane; i < C::kDim / 4; i += 32) state.query[i] = from.query[i];
+    for (int d = lane; d < C::kDim; d += 32) state.centre[d] = from.centre[d];
+    if (lane == 0) {
+      state.row_max = from.row_max;
+      state.row_key_scale = from.row_key_scale, state.row_value_scale = from.row_value_scale;
+    }
+    __syncwarp();
   }
 
-  // What all stages need. The row's first keys, where they are another unit's, have been read then.
-  __device__ __forceinline__ void prepare() {
-    if (!fetched.known) {
+  // Before the unit is converted.
+  __device__ __forceinline__ void prepare(const UnitState<C>& before) {
+    if (fetched.known) {
+      copy(before);
+    } else {
       load_query();
-      converters_sync<C>();
       reference();
     }
     const float smaller = 1.0f / (1 << (kRedoBits * fetched.redo));
-    c.max = s.row.max, c.key_scale = s.row.key_scale * smaller, c.value_scale = s.row.value_scale * smaller;
-    if (thread < C::kDim) reinterpret_cast<float*>(s.scaled_centre)[thread] = s.centre[thread] * c.key_scale;
-    c.clear();
-    converters_sync<C>();
-    if (c.warp < steps.before) {
-      static_assert(C::kWarps >= kReferenceKeys / C::kStageKeys);
-      const int stage = stage_of<C>(base + c.warp);
-      if (c.lane == 0) s.head[stage].flags = kNothing;
+    const float key_scale = state.row_key_scale * smaller;
+    for (int d = lane; d < C::kDim; d += 32) {
+      reinterpret_cast<float*>(state.scaled_centre)[d] = state.centre[d] * key_scale;
+    }
+    if (lane == 0) state.key_scale = key_scale, state.value_scale = state.row_value_scale * smaller;
+    __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < steps.before; ++i) {  // read, and not to be multiplied
+      const int stage = stage_of<C>(base + i);
+      if (lane == 0) s.head[stage].flags = kNothing;
       __syncwarp();
       s.full[stage].arrive_for_warp();
     }
-  }
-
-  // Whether what is apart is too large for the scales.
-  __device__ __forceinline__ bool too_large() const {
-    bool bad = false;
-    if (c.heaviest > -INFINITY) {
-#pragma unroll 1
-      for (int word = c.lane; word < C::kDim / 2; word += 32) {
-        const float2 k = widen_pair<C::kBf16>(reinterpret_cast<const uint32_t*>(s.heaviest[c.warp][0])[word]);
-        const float2 v = widen_pair<C::kBf16>(reinterpret_cast<const uint32_t*>(s.heaviest[c.warp][1])[word]);
-        const float key = fmaxf(fabsf(k.x - s.centre[2 * word]), fabsf(k.y - s.centre[2 * word + 1])) * c.key_scale;
-        const float value = fmaxf(fabsf(v.x), fabsf(v.y)) * c.value_scale;
-        bad |= fmaxf(key, value) >= 31;
-      }
-    }
-    return bad;
   }
 
   // Of all; of equals the first; -1: no key at all.
@@ -202,118 +236,79 @@ struct UnitRun {
     float top = -INFINITY;
 #pragma unroll
     for (int w = 0; w < C::kWarps; ++w) {
-      if (s.heaviest_logit[w] > top) top = s.heaviest_logit[w], best = w;
+      if (state.heaviest_logit[w] > top) top = state.heaviest_logit[w], best = w;
     }
     return best;
   }
 
-  // Sixteen bytes of row `row` of the unit's last stage, whose first piece takes the keys that were kept apart.
-  __device__ __forceinline__ uint32_t last_position() const { return base + steps.before + steps.tiles; }
-  __device__ __forceinline__ uint4& last_chunk(int row, int which, int chunk) const {
-    return *reinterpret_cast<uint4*>(s.stage[stage_of<C>(last_position())] + which * c.kValues +
-                                     raw_offset<C::kPartBytes>(row, chunk));
-  }
-  // Every warp brings its own, and zeros for the rows that are nobody's.
-  __device__ __forceinline__ void bring_apart() const {
+  // When all converting warps have left it: the keys they kept apart, all but the heaviest, are the first piece of the
+  // unit's last stage.
+  __device__ __forceinline__ void finish() {
     static_assert(C::kWarps <= C::kPieceKeys);
-    wait(last_position());
-#pragma unroll 1
-    for (int row = c.warp; row < C::kPieceKeys; row += C::kWarps) {
-      const bool there = row == c.warp && c.heaviest > -INFINITY;
-      if (c.lane < 2 * C::kChunks) {
-        const int which = c.lane / C::kChunks, chunk = c.lane % C::kChunks;
-        last_chunk(row, which, chunk) = there ? reinterpret_cast<const uint4*>(s.heaviest[row % C::kWarps][which])[chunk]
-                                              : make_uint4(0, 0, 0, 0);
-      }
-    }
-  }
-  // All of them but the heaviest. By one warp.
-  __device__ __forceinline__ void last_stage(int best) {
-    const int stage = stage_of<C>(last_position());
-    const bool there = c.lane < C::kWarps && c.lane != best && s.heaviest_logit[c.lane % C::kWarps] > -INFINITY;
+    const uint32_t position = base + steps.before + steps.tiles;
+    const int stage = stage_of<C>(position), best = heaviest_warp();
+    int top = state.max[0];
+    for (int w = 1; w < C::kWarps; ++w) top = max(top, state.max[w]);
+    c.begin(state, top);
+    const bool there = lane < C::kWarps && lane != best && state.heaviest_logit[lane % C::kWarps] > -INFINITY;
     const uint32_t seen = __ballot_sync(0xffffffffu, there);
-    if (best >= 0 && c.lane < 2 * C::kChunks) {
-      last_chunk(best, c.lane / C::kChunks, c.lane % C::kChunks) = make_uint4(0, 0, 0, 0);
+    wait(position);
+#pragma unroll 4
+    for (int e = lane; e < C::kPieceKeys * 2 * C::kChunks; e += 32) {
+      const int row = e / (2 * C::kChunks), which = e / C::kChunks % 2, chunk = e % C::kChunks;
+      uint4 x = make_uint4(0, 0, 0, 0);
+      if (seen >> row & 1) x = reinterpret_cast<const uint4*>(state.heaviest[row % C::kWarps][which])[chunk];
+      *reinterpret_cast<uint4*>(s.stage[stage] + which * c.kValues + raw_offset<C::kPartBytes>(row, chunk)) = x;
     }
     __syncwarp();
     c.template piece<false>(s.stage[stage], s.root[stage], seen);
-    if (c.lane == 0) {
+    const float omega = warp_sum(lane % 4 == 0 ? c.omega : 0);
+    publish(best, omega);
+    if (lane == 0) {
       StageHead& head = s.head[stage];
       head.max[0] = head.max[1] = c.max;
       head.flags = (steps.tiles == 0 ? kUnitBegins : 0) | kUnitEnds, head.partial = u.partial;
     }
     fence_async_proxy();
     __syncwarp();
+    s.full[stage].arrive_for_warp();
   }
 
-  __device__ __forceinline__ void run() {
-    prepare();
-#pragma unroll 1
-    for (int tile = c.warp; tile < steps.tiles; tile += C::kWarps) {
-      const uint32_t position = base + steps.before + tile;
-      const int stage = stage_of<C>(position), first = u.start + tile * C::kStageKeys;
-      const int begin = max(0, u.keys.begin - first), end = min(C::kStageKeys, u.keys.end - first);
-      wait(position);
-      if (begin > 0 || end < C::kStageKeys) clear_outside(stage, first);
-      c.stage(stage, tile, begin, end, tile == 0 ? kUnitBegins : 0, u.partial);
-    }
-    if (c.lane == 0) s.heaviest_logit[c.warp] = c.heaviest;
-    bring_apart();
-    const bool large = named_any(kConverterBarrier, C::kConverters, too_large());
-    const int best = heaviest_warp();
-    if (c.warp == 0) last_stage(best);
-    const float omega = warp_sum(c.lane % 4 == 0 ? c.omega : 0);
-    if (c.lane == 0) s.parts[0][c.warp] = omega, s.warp_max[c.warp] = c.max;
-    converters_sync<C>();
-    publish(best, large);
-    if (c.warp == 0) {
-      __syncwarp();
-      s.full[stage_of<C>(last_position())].arrive_for_warp();
-    }
-    converters_sync<C>();
-  }
-  __device__ __forceinline__ void clear_outside(int stage, int first) const {
-#pragma unroll 1
-    for (int from = 0; from < C::kStageKeys; from += kWarpKeys) {
-      unsigned char* const rows = s.stage[stage] + from * 128;
-      const uint32_t seen = seen_of(u.keys, first + from);
-      if (seen != 0xffffu) clear_rows<C, C::kPartBytes>({rows, rows + c.kValues}, seen);
-    }
-    __syncwarp();
-  }
-
-  // What the partial has beside its products.
-  __device__ __forceinline__ void publish(int best, bool large) {
+  // What the partial has beside its products. `omega`: of the keys kept apart, relative to this warp's maximum.
+  __device__ __forceinline__ void publish(int best, float omega) const {
     float* const partial = p.partials + int64_t{u.partial} * partial_floats(C::kDim);
     float* const vectors = partial + kPartialHead;
-    const float logit = best < 0 ? 0 : s.heaviest_logit[best];
+    const float logit = best < 0 ? 0 : state.heaviest_logit[best];
     const float whole = ceilf(fmaxf(fminf(logit, 1e6f), -1e6f));
     const float root = __half2float(__float2half_rn(exp2_fast(logit - whole + kRootExponent)));
-    if (thread < C::kDim) {
+#pragma unroll
+    for (int d = lane; d < C::kDim; d += 32) {
       float key = 0, value = 0;
       if (best >= 0) {
-        const float2 k = widen_pair<C::kBf16>(reinterpret_cast<const uint16_t*>(s.heaviest[best][0])[thread]);
-        const float2 v = widen_pair<C::kBf16>(reinterpret_cast<const uint16_t*>(s.heaviest[best][1])[thread]);
-        const float scaled = reinterpret_cast<const float*>(s.scaled_centre)[thread];
-        const float centred = __half2float(__float2half_rn(fmaf(k.x, c.key_scale, -scaled)));
+        const float2 k = widen_pair<C::kBf16>(reinterpret_cast<const uint16_t*>(state.heaviest[best][0])[d]);
+        const float2 v = widen_pair<C::kBf16>(reinterpret_cast<const uint16_t*>(state.heaviest[best][1])[d]);
+        const float scaled = reinterpret_cast<const float*>(state.scaled_centre)[d];
+        const float centred = __half2float(__float2half_rn(fmaf(k.x, state.key_scale, -scaled)));
         key = __half2float(__float2half_rn(centred * root)) / root;  // as the others are rounded
         value = v.x;
       }
-      vectors[thread] = s.centre[thread];
-      vectors[C::kDim + thread] = key;
-      vectors[2 * C::kDim + thread] = value;
+      vectors[d] = state.centre[d];
+      vectors[C::kDim + d] = key;
+      vectors[2 * C::kDim + d] = value;
     }
-    if (thread == 0) {
+    if (lane == 0) {
       PartialHead& head = *reinterpret_cast<PartialHead*>(partial);
-      int top = s.warp_max[0];
-      for (int w = 1; w < C::kWarps; ++w) top = max(top, s.warp_max[w]);
-      float sum = 0;
-      for (int w = 0; w < C::kWarps; ++w) sum += four_to(max(s.warp_max[w] - top, -100)) * s.parts[0][w];
-      head.omega_max = top;
+      float sum = omega;
+      bool large = false;
+      for (int w = 0; w < C::kWarps; ++w) {
+        sum += four_to(max(state.max[w] - c.max, -100)) * state.omega[w];
+        large |= state.large[w] != 0;
+      }
+      head.omega_max = c.max;
       head.omega = sum;
       head.heaviest_max = static_cast<int>(whole);
       head.heaviest_omega = best < 0 ? 0 : root * root;
-      head.key_scale = c.key_scale, head.value_scale = c.value_scale;
+      head.key_scale = state.key_scale, head.value_scale = state.value_scale;
       head.invalid = *static_cast<const volatile int32_t*>(&fetched.missing) || u.invalid;
       head.again[2] = large;
       if (large) s.overflow = 1;
@@ -323,18 +318,28 @@ struct UnitRun {
 
 // All units of the block.
 template <class C>
-__device__ __forceinline__ void convert_units(Shared<C>& s, const Params& p, int thread) {
-  Converter<C> converter(s, p, thread);
-  uint32_t base = 0;
+__device__ __forceinline__ void look_after_units(Shared<C>& s, const Params& p) {
+  Converter<C> converter(s, p, threadIdx.x % 32);
+  uint32_t base = 0, base_before = 0;
+  int last = kNoMore;
 #pragma unroll 1
   for (int index = 0;; ++index) {
-    const FetchedUnit& fetched = s.units[index & 1];
-    s.taken[index & 1].wait((index / 2) & 1);
-    if (fetched.unit.local < 0) break;
-    UnitRun<C> unit(converter, fetched, base);
-    unit.run();
-    base += unit.steps.count();
-    s.done[index & 1].arrive_for_warp();
+    const int slot = index & 1;
+    s.taken[slot].wait((index / 2) & 1);
+    const int local = s.units[slot].unit.local;
+    if (local >= 0) UnitWarp<C>(converter, index, base).prepare(s.state[slot ^ 1]);
+    __syncwarp();
+    s.ready[slot].arrive_for_warp();
+    if (index > 0) {  // the last unit's end, now that the beginning of the next is out of the way
+      s.left[slot ^ 1].wait(((index - 1) / 2) & 1);
+      if (last >= 0) UnitWarp<C>(converter, index - 1, base_before).finish();
+      __syncwarp();
+      s.done[slot ^ 1].arrive_for_warp();
+    }
+    if (local == kNoMore) break;
+    last = local;
+    base_before = base;
+    if (local >= 0) base += Steps<C>(s.units[slot]).count();
   }
 }
 
