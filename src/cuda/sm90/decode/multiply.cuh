@@ -170,69 +170,100 @@ __device__ __forceinline__ void multiply_stages(Shared<C>& s, const Params& p) {
   uint32_t stage = 0, parity = 0;
   int acc_max = 0, partial_max = 0, stages = 0;
   bool fresh = true, bad = false;
-  for (;;) {
+  int flags, maxima[2], partial_index;
+  const auto next_stage = [&] {
     s.full[stage].wait(parity);
     const StageHead& head = s.head[stage];
-    const int flags = uniform(head.flags), partial_index = head.partial;
-    const int maxima[2] = {uniform(head.max[0]), uniform(head.max[1])};
-    if (flags & kStop) break;
-    if (!(flags & kNothing)) {
-      if (flags & kUnitBegins) fresh = true, bad = false, stages = 0;
-      const detail::Operand operand(s.stage[stage], C::kPartBytes);
-      const RootOperand roots(s.root[stage]);
-      const bool end = flags & kUnitEnds;
-      if (stages == 0) acc_max = maxima[0];
-      if (!end && ((maxima[0] ^ acc_max) | (maxima[1] ^ acc_max)) == 0) {
+    flags = uniform(head.flags), maxima[0] = uniform(head.max[0]), maxima[1] = uniform(head.max[1]);
+    partial_index = head.partial;
+    if (flags & kUnitBegins) fresh = true, bad = false, stages = 0;
+    if (stages == 0) acc_max = maxima[0];
+  };
+  const auto move_on = [&] {
+    stage = stage + 1 == C::kStages ? 0 : stage + 1;
+    parity ^= stage == 0;
+  };
+  const auto plain = [&] {
+    return ((maxima[0] ^ acc_max) | (maxima[1] ^ acc_max) | (flags & (kUnitEnds | kNothing | kStop))) == 0;
+  };
+  next_stage();
+#pragma unroll 1
+  while (!(flags & kStop)) {
+    const bool end = flags & kUnitEnds;
+    float* const partial = p.partials + int64_t{partial_index} * partial_floats(C::kDim);
+    uint32_t last = stage;
+    if (plain()) {
+      // The products of a stage begin before those of the one before have ended.
+      int before = -1;
+#pragma unroll 1
+      for (;;) {
+        const detail::Operand operand(s.stage[stage], C::kPartBytes);
+        const RootOperand roots(s.root[stage]);
         mma_fence();
 #pragma unroll
         for (int k = 0; k < kSteps; ++k) acc.multiply(operand, roots, k, k > 0 || stages > 0);
         mma_commit();
+        mma_wait<1>();
+        if (before >= 0) s.empty[before].arrive_for_warp();
+        before = stage;
+        move_on();
+        if (++stages == C::kRestart) break;
+        next_stage();
+        if (!plain()) break;
+      }
+      mma_wait<0>();
+      acc.pin_all();
+      s.empty[before].arrive_for_warp();
+      if (stages < C::kRestart) continue;
+    } else if (flags & kNothing) {
+      s.empty[stage].arrive_for_warp();
+      move_on();
+      next_stage();
+      continue;
+    } else {
+      // Keys relative to another maximum: the sums follow, exactly.
+      const detail::Operand operand(s.stage[stage], C::kPartBytes);
+      const RootOperand roots(s.root[stage]);
+#pragma unroll 1
+      for (int piece = 0; piece < (end ? 1 : C::kPieces); ++piece) {
+        const int max = piece == 0 ? maxima[0] : maxima[1];
+        if (acc_max - max > 20) continue;  // weights of less than 2^-34 of those in the sums
+        if (max != acc_max) acc.scale(four_to(acc_max - max));
+        acc_max = max;
+        acc.pin_all();
+        mma_fence();
+#pragma unroll
+        for (int k = 0; k < kPieceSteps; ++k) {
+          acc.multiply(operand, roots, piece * kPieceSteps + k, k > 0 || piece > 0 || stages > 0);
+        }
+        mma_commit();
         mma_wait<0>();
         acc.pin_all();
-      } else {
-        // Keys relative to another maximum: the sums follow, exactly.
-#pragma unroll 1
-        for (int piece = 0; piece < (end ? 1 : C::kPieces); ++piece) {
-          const int max = piece == 0 ? maxima[0] : maxima[1];
-          if (acc_max - max > 20) continue;  // weights of less than 2^-34 of those in the sums
-          if (max != acc_max) acc.scale(four_to(acc_max - max));
-          acc_max = max;
-          acc.pin_all();
-          mma_fence();
-#pragma unroll
-          for (int k = 0; k < kPieceSteps; ++k) {
-            acc.multiply(operand, roots, piece * kPieceSteps + k, k > 0 || piece > 0 || stages > 0);
-          }
-          mma_commit();
-          mma_wait<0>();
-          acc.pin_all();
-        }
       }
-      ++stages;
-      if (stages == C::kRestart || end) {
-        bad |= !acc.finite();
-        float* const partial = p.partials + int64_t{partial_index} * partial_floats(C::kDim);
-        acc.add_to(partial + partial_matrix(C::kDim), fresh, acc_max, partial_max);
-        fresh = false;
-        stages = 0;
-        if (end) {
-          bad = __any_sync(0xffffffffu, bad);
-          // Of each warpgroup a word: one thread says it for four warps.
-          const bool any = named_any(kMultiplierBarrier + kRowBlock, 128, bad);
-          if (threadIdx.x % 128 == 0) {
-            PartialHead& to = *reinterpret_cast<PartialHead*>(partial);
-            to.matrix_max[kRowBlock] = partial_max;
-            if (C::kDim == 64) to.matrix_max[1] = partial_max;
-            to.again[kRowBlock] = any;
-            if (any) s.overflow = 1;
-          }
-          __syncwarp();
-        }
+      if (!end) s.empty[stage].arrive_for_warp();
+      move_on();
+      if (++stages < C::kRestart && !end) {
+        next_stage();
+        continue;
       }
     }
-    s.empty[stage].arrive_for_warp();
-    stage = stage + 1 == C::kStages ? 0 : stage + 1;
-    parity ^= stage == 0;
+    bad |= !acc.finite();
+    acc.add_to(partial + partial_matrix(C::kDim), fresh, acc_max, partial_max);
+    fresh = false;
+    stages = 0;
+    if (end) {
+      const bool any = named_any(kMultiplierBarrier + kRowBlock, 128, bad);
+      if (threadIdx.x % 128 == 0) {
+        PartialHead& to = *reinterpret_cast<PartialHead*>(partial);
+        to.matrix_max[kRowBlock] = partial_max;
+        if (C::kDim == 64) to.matrix_max[1] = partial_max;
+        to.again[kRowBlock] = any;
+        if (any) s.overflow = 1;
+      }
+      __syncwarp();
+      s.empty[last].arrive_for_warp();  // the unit is in its partial
+    }
+    next_stage();
   }
 }
 
