@@ -14,7 +14,8 @@ struct Fetcher {
   Shared<C>& s;
   const Params& p;
   const int thread, lane = thread % 32, warp = thread / 32;
-  uint32_t position = 0;
+  int stage = 0;  // next
+  uint32_t parity = 0;
   bool invalid = false;
 
   __device__ __forceinline__ Fetcher(Shared<C>& shared, const Params& params, int own)
@@ -47,65 +48,62 @@ struct Fetcher {
     }
   }
 
-  // The first key of a unit's stage, and the keys that count there.
-  __device__ __forceinline__ int first_key(const FetchedUnit& u, int step, Keys& keys) const {
-    const bool reference = step < u.before;
-    keys = reference ? u.unit.row : u.unit.keys;
-    return reference ? aligned(u.unit.row.begin) + step * C::kStageKeys
-                     : u.unit.start + (step - u.before) * C::kStageKeys;
-  }
-
-  // Where this lane's keys of a stage lie: of the copy engine's boxes one, of single rows one.
+  // A lane's place in the stages of a unit, one after the other: a box of the copy engine, or a single row. What a stage
+  // takes is one chain of latencies: no divisions, nothing is read twice.
   struct Place {
-    int key = 0, page = 0;
-    bool there = false;
+    int key, begin, end;  // of this lane's, and of those that count
+    int index, slot;      // in the table, and within the page
+    int page;
+    bool there;
   };
-  __device__ __forceinline__ Place look(const FetchedUnit& u, int step, int count) const {
-    Place at;
-    if (step + 1 >= count) return at;
-    Keys keys;
-    const int first = first_key(u, step, keys);
-    const int length = C::kSmallPages ? 1 : p.cache.box, room = C::kSmallPages ? kOwnKeys : C::kStageKeys;
-    at.key = first + (C::kSmallPages ? warp * kOwnKeys : 0) + lane * length;
-    at.there = lane * length < room && at.key < keys.end && at.key + length > keys.begin;
-    at.page = u.unit.batch;
-    if (p.cache.table && at.there) {
-      at.page = p.cache.table[u.unit.batch * p.cache.table_stride + at.key / p.cache.page_size];
-    }
-    return at;
+  __device__ __forceinline__ int length() const { return C::kSmallPages ? 1 : p.cache.box; }
+  __device__ __forceinline__ void start_at(Place& at, int first, const Keys& keys) const {
+    const int own = lane * length(), room = C::kSmallPages ? kOwnKeys : C::kStageKeys;
+    at.key = first + (C::kSmallPages ? warp * kOwnKeys : 0) + own;
+    at.begin = keys.begin - length(), at.end = own < room ? keys.end : 0;
+    at.index = p.cache.table ? at.key / p.cache.page_size : 0;
+    at.slot = at.key - at.index * p.cache.page_size;
+  }
+  __device__ __forceinline__ void look(Place& at, const int32_t* table, int batch) const {
+    at.there = at.key < at.end && at.key > at.begin;
+    at.page = batch;
+    if (table && at.there) at.page = table[at.index];
+  }
+  __device__ __forceinline__ void move_on(Place& at, int pages, int rest) const {
+    at.key += C::kStageKeys, at.slot += rest, at.index += pages;
+    if (p.cache.table && at.slot >= p.cache.page_size) at.slot -= p.cache.page_size, ++at.index;
   }
 
   // Where there are two warps one brings the keys, one the values. Every request by one elected thread, whose operands
   // all threads know: those of several threads would be issued in a slow loop.
-  __device__ __forceinline__ void copy_boxes(const FetchedUnit& u, const Place& at, int slot, int stage) {
-    constexpr int kOwnParts = 2 * C::kParts / C::kFetchers;
-    Barrier& here = s.loaded[stage];
-    const int box = p.cache.box, boxes = C::kStageKeys / box;
-    const unsigned all = __ballot_sync(0xffffffffu, at.there);
-    const uint32_t to = shared_address(s.stage[stage]) + warp * (kOwnParts * C::kPartBytes);
-    if (elected()) here.arrive_expecting(__popc(all) * box * kOwnParts * 128);
-    __syncwarp();
-#pragma unroll 4
-    for (int i = 0; i < boxes; ++i) {
-      const int page = __shfl_sync(0xffffffffu, at.page, i), row = __shfl_sync(0xffffffffu, slot, i);
-      if (!(all >> i & 1)) continue;
-      if (elected()) {
+  static constexpr int kOwnParts = 2 * C::kParts / C::kFetchers;
+  __device__ __forceinline__ void copy_box(int stage, int offset, int kv_head, int slot, int page) {
+    const uint32_t to = shared_address(s.stage[stage]) + warp * (kOwnParts * C::kPartBytes) + offset;
 #pragma unroll
-        for (int own = 0; own < kOwnParts; ++own) {
-          const int part = C::kFetchers == 1 ? own : warp * kOwnParts + own;
-          load_box(to + own * C::kPartBytes + i * box * 128, part < C::kParts ? &p.key_map : &p.value_map,
-                   64 * (part % C::kParts), u.unit.kv_head, row, page, here);
-        }
-      }
+    for (int own = 0; own < kOwnParts; ++own) {
+      const bool values = C::kFetchers == 1 ? own >= C::kParts : warp == 1;
+      load_box(to + own * C::kPartBytes, values ? &p.value_map : &p.key_map, 64 * (own % C::kParts), kv_head, slot, page,
+               s.loaded[stage]);
+    }
+  }
+  __device__ __forceinline__ void copy_boxes(const Place& at, int kv_head, int boxes, int stage) {
+    const int box = p.cache.box;
+    const unsigned all = __ballot_sync(0xffffffffu, at.there);
+    if (elected()) s.loaded[stage].arrive_expecting(__popc(all) * box * kOwnParts * 128);
+    __syncwarp();
+#pragma unroll 2
+    for (int i = 0; i < boxes; ++i) {
+      const int page = __shfl_sync(0xffffffffu, at.page, i), slot = __shfl_sync(0xffffffffu, at.slot, i);
+      if ((all >> i & 1) && elected()) copy_box(stage, i * box * 128, kv_head, slot, page);
       __syncwarp();
     }
   }
 
   // Sixteen bytes at a time, eight threads a row.
-  __device__ __forceinline__ void copy_single(const FetchedUnit& u, const Place& at, int slot, int stage) {
+  __device__ __forceinline__ void copy_single(const Place& at, int kv_head, int stage) {
     const core::Operand &k = p.cache.k, &v = p.cache.v;
-    const int64_t own_k = at.page * k.stride[0] + slot * k.stride[1] + u.unit.kv_head * k.stride[2];
-    const int64_t own_v = at.page * v.stride[0] + slot * v.stride[1] + u.unit.kv_head * v.stride[2];
+    const int64_t own_k = at.page * k.stride[0] + at.slot * k.stride[1] + kv_head * k.stride[2];
+    const int64_t own_v = at.page * v.stride[0] + at.slot * v.stride[1] + kv_head * v.stride[2];
     const unsigned all = __ballot_sync(0xffffffffu, at.there);
 #pragma unroll
     for (int first = 0; first < kOwnKeys; first += 4) {
@@ -128,48 +126,83 @@ struct Fetcher {
     if (lane == 0) s.loaded[stage].arrive();
   }
 
-  __device__ __forceinline__ void copy_slowly(const FetchedUnit& u, int step, int stage) {
-    Keys keys;
-    const int first = first_key(u, step, keys);
+  __device__ __forceinline__ void copy_slowly(const Unit& u, int first, const Keys& keys, int stage) {
 #pragma unroll 1
     for (int from = warp * kWarpKeys; from < C::kStageKeys; from += C::kFetchers * kWarpKeys) {
       unsigned char* const to = s.stage[stage] + from * 128;
-      fill_slowly<C, C::kPartBytes>(p, u.unit, first + from, keys, invalid, {to, to + C::kParts * C::kPartBytes});
+      fill_slowly<C, C::kPartBytes>(p, u, first + from, keys, invalid, {to, to + C::kParts * C::kPartBytes});
     }
     __syncwarp();
     if (lane == 0) s.loaded[stage].arrive();
   }
 
-  // All stages of a unit.
-  __device__ __forceinline__ void bring(FetchedUnit& u) {
-    const int count = Steps<C>(u).count();
-    invalid = u.unit.first && others_miss_a_page(p.cache, u.unit, thread, kThreads);
-    Place next = look(u, 0, count);
+  __device__ __forceinline__ void wait_empty() const { s.empty[stage].wait(parity ^ 1); }
+  __device__ __forceinline__ void next_stage() {
+    stage = stage + 1 == C::kStages ? 0 : stage + 1;
+    parity ^= stage == 0;
+  }
+
+  // Stages of keys from `first` on, of which `keys` count.
+  __device__ __forceinline__ void bring(const Unit& u, int first, const Keys& keys, int count) {
+    if (count == 0) return;
+    const int kv_head = u.kv_head, batch = u.batch;
+    if (!p.cache.vectors) {
 #pragma unroll 1
-    for (int step = 0; step < count; ++step, ++position) {
-      Place at = next;
-      next = look(u, step + 1, count);  // on its way meanwhile
-      const int stage = stage_of<C>(position);
-      s.empty[stage].wait(parity_of<C>(position) ^ 1);
-      if (step + 1 == count) {  // filled by a warp that converts
-        if (invalid) *static_cast<volatile int32_t*>(&u.missing) = 1;
+      for (int i = 0; i < count; ++i, next_stage()) {
+        wait_empty();
+        copy_slowly(u, first + i * C::kStageKeys, keys, stage);
+      }
+      return;
+    }
+    if (!C::kSmallPages && !p.cache.table) {  // a stage is one box of each map
+#pragma unroll 1
+      for (int i = 0; i < count; ++i, next_stage()) {
+        wait_empty();
+        if (elected()) {
+          s.loaded[stage].arrive_expecting(kOwnParts * C::kPartBytes);
+          copy_box(stage, 0, kv_head, first + i * C::kStageKeys, batch);
+        }
         __syncwarp();
-        if (lane == 0) s.loaded[stage].arrive();
-      } else if (!p.cache.vectors) {
-        copy_slowly(u, step, stage);
+      }
+      return;
+    }
+    const int32_t* const table = p.cache.table ? p.cache.table + batch * p.cache.table_stride : nullptr;
+    const int pages = table ? C::kStageKeys / p.cache.page_size : 0;
+    const int rest = C::kStageKeys - pages * p.cache.page_size, boxes = C::kStageKeys / length();
+    Place next;
+    start_at(next, first, keys);
+    look(next, table, batch);
+#pragma unroll 1
+    for (int i = 0; i < count; ++i, next_stage()) {
+      Place at = next;
+      move_on(next, pages, rest);
+      look(next, table, batch);  // on its way meanwhile
+      wait_empty();
+      if (table && at.there && !(at.page >= 0 && at.page < p.cache.pages)) {
+        at.there = false, at.page = 0, invalid = true;
+      }
+      if constexpr (C::kSmallPages) {
+        copy_single(at, kv_head, stage);
       } else {
-        int slot = at.key;
-        if (p.cache.table) {
-          slot = at.key % p.cache.page_size;
-          if (at.there && !(at.page >= 0 && at.page < p.cache.pages)) at.there = false, at.page = 0, invalid = true;
-        }
-        if constexpr (C::kSmallPages) {
-          copy_single(u, at, slot, stage);
-        } else {
-          copy_boxes(u, at, slot, stage);
-        }
+        copy_boxes(at, kv_head, boxes, stage);
       }
     }
+  }
+  // All stages of a unit.
+  __device__ __forceinline__ void bring(FetchedUnit& u) {
+    const Steps<C> steps(u);
+    invalid = u.unit.first && others_miss_a_page(p.cache, u.unit, thread, kThreads);
+#pragma unroll 1
+    for (int which = 0; which < 2; ++which) {
+      const bool reference = which == 0;
+      bring(u.unit, reference ? aligned(u.unit.row.begin) : u.unit.start, reference ? u.unit.row : u.unit.keys,
+            reference ? steps.before : steps.tiles);
+    }
+    wait_empty();  // the last is filled by the warp that looks after units
+    if (invalid) *static_cast<volatile int32_t*>(&u.missing) = 1;
+    __syncwarp();
+    if (lane == 0) s.loaded[stage].arrive();
+    next_stage();
   }
 
   // The block's units, and once more those that need smaller scales.
@@ -204,7 +237,9 @@ struct Fetcher {
         if (last_row == kNoUnit) break;
         bring(u);
       }
-      if (position > 0) s.empty[stage_of<C>(position - 1)].wait(parity_of<C>(position - 1));
+      // All of them are in their partials when the ring is empty: this waits for the last stage, if there was one.
+      const int last = stage == 0 ? C::kStages - 1 : stage - 1;
+      s.empty[last].wait(stage == 0 ? parity ^ 1 : parity);
       const bool again = *static_cast<volatile int32_t*>(&s.overflow) != 0 && redo < kMostRedos;
       sync();
       if (!again) break;
@@ -214,8 +249,7 @@ struct Fetcher {
     if (thread == 0) u.unit.local = kNoMore;
     tell();
     if (warp > 0) return;
-    const int stage = stage_of<C>(position);
-    s.empty[stage].wait(parity_of<C>(position) ^ 1);
+    wait_empty();
     if (lane == 0) s.head[stage].flags = kStop;
     __syncwarp();
     s.full[stage].arrive_for_warp();
