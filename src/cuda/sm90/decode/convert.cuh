@@ -144,9 +144,18 @@ struct Converter {
         roots[key_at(2 * m + 1)][0] = pair >> 16;
       }
     }
+    // A store holds up all loads behind it: the reference key is read ahead, as far as there are registers.
+    constexpr int kAhead = C::kDim == 128 ? 1 : 2;
+    const float2* const centre = &unit->scaled_centre[lane % 4];
+    float2 ahead[kAhead][2];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) ahead[i][0] = centre[8 * i], ahead[i][1] = centre[8 * i + 4];
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      const float2 near = unit->scaled_centre[8 * i + lane % 4], far = unit->scaled_centre[8 * i + 4 + lane % 4];
+      const float2 near = ahead[i % kAhead][0], far = ahead[i % kAhead][1];
+      if (const int next = i + kAhead; next < kSteps) {
+        ahead[i % kAhead][0] = centre[8 * next], ahead[i % kAhead][1] = centre[8 * next + 4];
+      }
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
 #pragma unroll

@@ -36,14 +36,17 @@ struct RootOperand {
   }
 };
 
-// red.v4: L2 adds behind the warp's back.
+// red.v4: L2 adds behind the warp's back. Without a branch: there are many of these.
 __device__ __forceinline__ void add_or_store(float4* at, float4 v, bool add) {
-  if (add) {
-    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-                 : "memory");
-  } else {
-    *at = v;
-  }
+  asm volatile(
+      "{\n"
+      ".reg .pred add;\n"
+      "setp.ne.u32 add, %5, 0;\n"
+      "@add red.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n"
+      "@!add st.global.v4.f32 [%0], {%1, %2, %3, %4};\n"
+      "}\n" ::"l"(at),
+      "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(static_cast<uint32_t>(add))
+      : "memory");
 }
 
 // With the lane of the next (or last) row.
@@ -125,17 +128,28 @@ struct Accumulators {
     // The values' products have values as rows: neighbouring rows exchange columns. This lane: columns 2 t + odd and 8
     // more of sixteen values, keys of an even row and the next.
     const bool odd = lane / 4 % 2;
+    constexpr int kAtOnce = 8;  // exchanges on their way
 #pragma unroll
-    for (int q = 0; q < C::kDim / 8; q += 2) {
+    for (int first = 0; first < C::kDim / 8; first += kAtOnce / 2) {
+      float from[kAtOnce][2];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float* const x = &products[kKeyColumns / 2 + 4 * q + 2 * half];
-        const float* const y = x + 4;
-        const float a = swap_rows(odd ? x[0] : x[1]);
-        const float b = swap_rows(odd ? y[0] : y[1]);
-        const float mine = odd ? x[1] : x[0], other = odd ? y[1] : y[0];
-        put(value_tile(C::kDim, q / 8), value_quad(warp, half), value_place(q / 2 % 4, lane), odd ? a : mine,
-            odd ? mine : a, odd ? b : other, odd ? other : b);
+      for (int i = 0; i < kAtOnce / 2; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float* const x = &products[kKeyColumns / 2 + 4 * (first + i) + 2 * half];
+          from[2 * i + half][0] = swap_rows(odd ? x[0] : x[1]);
+          from[2 * i + half][1] = odd ? x[1] : x[0];
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce / 2; i += 2) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float(&x)[2] = from[2 * i + half], (&y)[2] = from[2 * i + 2 + half];
+          const int q = first + i;
+          put(value_tile(C::kDim, q / 8), value_quad(warp, half), value_place(q / 2 % 4, lane), odd ? x[0] : x[1],
+              odd ? x[1] : x[0], odd ? y[0] : y[1], odd ? y[1] : y[0]);
+        }
       }
     }
   }
@@ -173,9 +187,8 @@ __device__ __forceinline__ void multiply_stages(Shared<C>& s, const Params& p) {
   int flags, maxima[2], partial_index;
   const auto next_stage = [&] {
     s.full[stage].wait(parity);
-    const StageHead& head = s.head[stage];
-    flags = uniform(head.flags), maxima[0] = uniform(head.max[0]), maxima[1] = uniform(head.max[1]);
-    partial_index = head.partial;
+    const StageHead head = s.head[stage];
+    flags = uniform(head.flags), maxima[0] = head.max[0], maxima[1] = head.max[1], partial_index = head.partial;
     if (flags & kUnitBegins) fresh = true, bad = false, stages = 0;
     if (stages == 0) acc_max = maxima[0];
   };

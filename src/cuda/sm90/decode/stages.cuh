@@ -38,7 +38,7 @@ enum StageFlags : int32_t {
   kStop = 8,
 };
 
-struct StageHead {
+struct alignas(16) StageHead {
   int32_t max[2];  // of each piece
   int32_t flags, partial;
 };

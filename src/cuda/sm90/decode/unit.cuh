@@ -69,31 +69,46 @@ struct UnitWarp {
     __syncwarp();
   }
 
+  // Where the row's first keys lie, in tiles of sixteen.
   __device__ __forceinline__ unsigned char* first_rows(int tile) const {
-    const int key = tile * kWarpKeys;
-    return s.stage[stage_of<C>(base + key / C::kStageKeys)] + key % C::kStageKeys * 128;
+    const int key = tile * kWarpKeys, stage = stage_of<C>(base) + key / C::kStageKeys;
+    return s.stage[stage < C::kStages ? stage : stage - C::kStages] + key % C::kStageKeys * 128;
   }
 
-  // The reference key, maximum and scales, from the row's first keys: the same for all parts of a row.
+  // The reference key, maximum and scales, from the row's first keys: the same for all parts of a row. One chain of
+  // latencies that a block's first unit waits for: two tiles at a time, sums on the tensor cores, nothing divided twice.
   __device__ __forceinline__ void reference() {
     c.unit = &state;
     const int begin = u.row.begin - aligned(u.row.begin), end = u.row.end - aligned(u.row.begin);
+    const int tiles = min(kFirstTiles, (end + kWarpKeys - 1) / kWarpKeys);
+    uint32_t rows[kFirstTiles];
+#pragma unroll
+    for (int tile = 0; tile < kFirstTiles; ++tile) rows[tile] = shared_address(first_rows(tile));
 #pragma unroll 1
-    for (int tile = 0; tile < kFirstTiles; ++tile) {
-      const uint32_t seen = seen_of(u.row, aligned(u.row.begin) + tile * kWarpKeys);
-      float logit[2] = {-INFINITY, -INFINITY};
-      if (seen != 0) {
+    for (int tile = 0; tile < kFirstTiles; tile += 2) {
+      float logit[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+      if (tile < tiles) {
         wait(base + tile * kWarpKeys / C::kStageKeys);
-        unsigned char* const rows = first_rows(tile);
-        if (seen != 0xffffu) clear_rows<C, C::kPartBytes>({rows, rows + c.kValues}, seen);
+        unsigned char* const first = first_rows(tile);
+        const int from = tile * kWarpKeys;
+        if (from < begin || from + 2 * kWarpKeys > end) {
+#pragma unroll 1
+          for (int i = 0; i < 2; ++i) {
+            unsigned char* const at = first + i * kWarpKeys * 128;
+            const uint32_t seen = seen_of(u.row, aligned(u.row.begin) + from + i * kWarpKeys);
+            clear_rows<C, C::kPartBytes>({at, at + c.kValues}, seen);
+          }
+        }
         __syncwarp();
-        uint32_t k[1][kSteps][4];
-        c.load(k, c.start_of(rows));
+        const int upto = min(2 * kWarpKeys, end - from), start = max(0, begin - from);
+        const uint32_t seen = (0xffffffffu >> (32 - upto)) & (0xffffffffu << start);
+        uint32_t k[2][kSteps][4];
+        c.load(k, c.start_of(first));
         c.logits(logit, k, seen);
       }
       if (lane % 4 == 0) {
-        s.first_logit[tile * kWarpKeys + c.key_at(0)] = logit[0];
-        s.first_logit[tile * kWarpKeys + c.key_at(1)] = logit[1];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) s.first_logit[tile * kWarpKeys + c.key_at(j)] = logit[j];
       }
     }
     __syncwarp();
@@ -114,13 +129,12 @@ struct UnitWarp {
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       own[j] = own[j] > -INFINITY ? exp2_fast(2 * (own[j] - second)) : 0;
+      s.first_logit[32 * j + lane] = own[j];  // weights from here on
       sum += own[j];
     }
     sum = warp_sum(sum);
     __syncwarp();
-#pragma unroll
-    for (int j = 0; j < 4; ++j) s.first_logit[32 * j + lane] = own[j];  // weights from here on
-    __syncwarp();
+    const float inverse = sum > 0 ? 1 / sum : 0;
     // Means on the tensor cores: weights are the first row of the left operand.
     uint32_t weights[kFirstTiles][2];
 #pragma unroll
@@ -130,16 +144,16 @@ struct UnitWarp {
       weights[tile][0] = lane < 4 ? narrow_pair<C::kBf16>(near.x, near.y) : 0;
       weights[tile][1] = lane < 4 ? narrow_pair<C::kBf16>(far.x, far.y) : 0;
     }
-#pragma unroll 1
+    const uint32_t own_row = lane % 16 * 128;
+#pragma unroll 4
     for (int i = 0; i < kSteps; ++i) {  // sixteen columns
       float column[2][4]{};
+      const uint32_t at = own_row + i / 4 * C::kPartBytes + (((2 * i + lane / 16) % 8) ^ (lane & 7)) * 16;
 #pragma unroll
       for (int tile = 0; tile < kFirstTiles; ++tile) {
-        if (tile * kWarpKeys >= end) continue;
-        // Keys 0-7 and 8-15 of eight columns, and of the next eight.
-        uint32_t k[4];
-        const int row = lane % 16, chunk = 2 * i + lane / 16;
-        load_transposed(k, shared_address(first_rows(tile)) + raw_offset<C::kPartBytes>(row, chunk));
+        if (tile >= tiles) break;
+        uint32_t k[4];  // keys 0-7 and 8-15 of eight columns, and of the next eight
+        load_transposed(k, rows[tile] + at);
         const uint32_t left[4] = {weights[tile][0], 0, weights[tile][1], 0};
         multiply_small<C::kBf16>(column[0], left, k[0], k[1]);
         multiply_small<C::kBf16>(column[1], left, k[2], k[3]);
@@ -147,33 +161,31 @@ struct UnitWarp {
       if (lane < 4) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const float mean = sum > 0 ? column[e / 2][e % 2] / sum : 0;
-          state.centre[16 * i + e / 2 * 8 + 2 * lane + e % 2] = __bfloat162float(__float2bfloat16_rn(mean));
+          state.centre[16 * i + e / 2 * 8 + 2 * lane + e % 2] =
+              __bfloat162float(__float2bfloat16_rn(column[e / 2][e % 2] * inverse));
         }
       }
     }
     __syncwarp();
+    // The largest element, of the few rows that are not there too: they are zeros, and scales are loose.
     float largest_key = 0, largest_value = 0;
-#pragma unroll 1
+#pragma unroll 2
     for (int i = 0; i < kSteps; ++i) {
       const float* const centre = &state.centre[16 * i + 2 * (lane % 4)];
       const float2 c_near = *reinterpret_cast<const float2*>(centre),
                    c_far = *reinterpret_cast<const float2*>(centre + 8);
       const uint32_t none[2] = {narrow_pair<C::kBf16>(c_near.x, c_near.y), narrow_pair<C::kBf16>(c_far.x, c_far.y)};
       uint32_t high[2] = {none[0], none[1]}, low[2] = {none[0], none[1]}, value_high = 0, value_low = 0;
+      const uint32_t at = own_row + i / 4 * C::kPartBytes + (((2 * i + lane / 16) % 8) ^ (lane & 7)) * 16;
 #pragma unroll
       for (int tile = 0; tile < kFirstTiles; ++tile) {
-        if (tile * kWarpKeys >= end) continue;
+        if (tile >= tiles) break;
         uint32_t k[4], v[4];
-        const uint32_t at = c.at(c.start_of(first_rows(tile)), 0, i);
-        load_matrix(k, at);
-        load_matrix(v, at + c.kValues);
+        load_matrix(k, rows[tile] + at);
+        load_matrix(v, rows[tile] + at + c.kValues);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const int row = tile * kWarpKeys + c.key_at(e % 2);
-          const bool there = row >= begin && row < end;
-          const uint32_t key = there ? k[e] : none[e / 2];
-          high[e / 2] = P::larger(high[e / 2], key), low[e / 2] = P::smaller(low[e / 2], key);
+          high[e / 2] = P::larger(high[e / 2], k[e]), low[e / 2] = P::smaller(low[e / 2], k[e]);
           value_high = P::larger(value_high, v[e]), value_low = P::smaller(value_low, v[e]);
         }
       }
@@ -262,9 +274,10 @@ struct UnitWarp {
     }
     __syncwarp();
     c.template piece<false>(s.stage[stage], s.root[stage], seen);
-    const float omega = warp_sum(lane % 4 == 0 ? c.omega : 0);
-    publish(best, omega);
+    const bool large = __any_sync(0xffffffffu, lane < C::kWarps && state.large[lane % C::kWarps] != 0);
     if (lane == 0) {
+      reinterpret_cast<PartialHead*>(p.partials + int64_t{u.partial} * partial_floats(C::kDim))->again[2] = large;
+      if (large) s.overflow = 1;
       StageHead& head = s.head[stage];
       head.max[0] = head.max[1] = c.max;
       head.flags = (steps.tiles == 0 ? kUnitBegins : 0) | kUnitEnds, head.partial = u.partial;
@@ -272,6 +285,7 @@ struct UnitWarp {
     fence_async_proxy();
     __syncwarp();
     s.full[stage].arrive_for_warp();
+    publish(best, warp_sum(lane % 4 == 0 ? c.omega : 0));
   }
 
   // What the partial has beside its products. `omega`: of the keys kept apart, relative to this warp's maximum.
@@ -299,19 +313,13 @@ struct UnitWarp {
     if (lane == 0) {
       PartialHead& head = *reinterpret_cast<PartialHead*>(partial);
       float sum = omega;
-      bool large = false;
-      for (int w = 0; w < C::kWarps; ++w) {
-        sum += four_to(max(state.max[w] - c.max, -100)) * state.omega[w];
-        large |= state.large[w] != 0;
-      }
+      for (int w = 0; w < C::kWarps; ++w) sum += four_to(max(state.max[w] - c.max, -100)) * state.omega[w];
       head.omega_max = c.max;
       head.omega = sum;
       head.heaviest_max = static_cast<int>(whole);
       head.heaviest_omega = best < 0 ? 0 : root * root;
       head.key_scale = state.key_scale, head.value_scale = state.value_scale;
       head.invalid = *static_cast<const volatile int32_t*>(&fetched.missing) || u.invalid;
-      head.again[2] = large;
-      if (large) s.overflow = 1;
     }
   }
 };
