@@ -21,7 +21,7 @@ struct Config {
   static constexpr int kThreads = 512;
   // Warps that convert. One more looks after the units.
   static constexpr int kWarps = kThreads / 32 - 4 * kMultipliers - kFetchers - 1, kConverters = 32 * kWarps;
-  static constexpr int kStages = 12;
+  static constexpr int kStages = kDim == 128 ? 13 : 12;  // as many as there is room for
   static constexpr int kStageKeys = 4096 / kDim;
   static constexpr int kPieces = 2, kPieceKeys = kStageKeys / kPieces;  // what a warp has in registers at a time
   static constexpr int kPartBytes = kStageKeys * 128;
