@@ -252,7 +252,7 @@ struct Fetcher {
     wait_empty();
     if (lane == 0) s.head[stage].flags = kStop;
     __syncwarp();
-    s.full[stage].arrive_for_warp();
+    fill_whole<C>(s.full[stage]);
   }
 };
 

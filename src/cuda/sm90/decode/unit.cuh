@@ -238,7 +238,7 @@ struct UnitWarp {
       const int stage = stage_of<C>(base + i);
       if (lane == 0) s.head[stage].flags = kNothing;
       __syncwarp();
-      s.full[stage].arrive_for_warp();
+      fill_whole<C>(s.full[stage]);
     }
   }
 
@@ -284,7 +284,7 @@ struct UnitWarp {
     }
     fence_async_proxy();
     __syncwarp();
-    s.full[stage].arrive_for_warp();
+    fill_whole<C>(s.full[stage]);
     publish(best, warp_sum(lane % 4 == 0 ? c.omega : 0));
   }
 
