@@ -57,20 +57,6 @@ struct Barrier {
   __device__ __forceinline__ void arrive_when_copied() {
     asm volatile("cp.async.mbarrier.arrive.shared::cta.b64 [%0];" ::"r"(shared_address(&word)) : "memory");
   }
-  // Whether a wait would end at once.
-  __device__ __forceinline__ bool passed(uint32_t parity) {
-    uint32_t yes;
-    asm volatile(
-        "{\n"
-        ".reg .pred done;\n"
-        "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, done;\n"
-        "}\n"
-        : "=r"(yes)
-        : "r"(shared_address(&word)), "r"(parity)
-        : "memory");
-    return yes != 0;
-  }
   __device__ __forceinline__ void wait(uint32_t parity) {
     asm volatile(
         "{\n"

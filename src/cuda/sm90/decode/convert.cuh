@@ -1,7 +1,7 @@
 // The converting warps: from raw keys and values to K'' = fp16(r (k - c)), V'' = fp16(r v), r = fp16(2^8 sqrt(w)), in the
 // place where they lie.
 //
-// Each warp takes halves of stages, in turn with the others, and keeps its own maximum, its own sum of weights and its own
+// Each warp takes whole stages, in turn with the others, and keeps its own maximum, its own sum of weights and its own
 // heaviest key, which stays out of the products; what passes between warps is known long before it is looked at, so
 // that bits do not depend on who is first.
 #pragma once
@@ -186,34 +186,26 @@ struct Converter {
     convert(late, kSteps / 2);
   }
 
-  // The maximum that all had a ring of stages ago, where that is larger. `item`: of the unit's pieces.
-  __device__ __forceinline__ void follow_maximum(int item) {
-    const int from = item - C::kPieces * C::kStages - lane;
+  // The maximum that all had a ring of stages ago, where that is larger. `tile`: of the unit.
+  __device__ __forceinline__ void follow_maximum(int tile) {
+    const int from = tile - C::kStages - lane;
     const int there = lane < C::kWarps && from >= 0 ? unit->posted[from % kPosted] : max;
     const int all = __reduce_max_sync(0xffffffffu, there);
     if (all > max) raise_maximum(all);
   }
 
-  // A piece of a stage, the unit's item-th, of whose keys [begin, end) count.
-  __device__ __forceinline__ void convert(int stage, int item, int begin, int end, int partial) {
-    const int i = item % C::kPieces;
-    unsigned char* const rows = s.stage[stage] + i * C::kPieceKeys * 128;
-    if (begin > 0 || end < C::kPieceKeys) {
+  // A tile of the unit, keys [begin, end) of its stage.
+  __device__ __forceinline__ void stage(int stage, int tile, int begin, int end, int flags, int partial) {
+    follow_maximum(tile);
+    StageHead& head = s.head[stage];
 #pragma unroll 1
-      for (int from = 0; from < C::kPieceKeys; from += kWarpKeys) {
-        unsigned char* const tile = rows + from * 128;
-        clear_rows<C, C::kPartBytes>({tile, tile + kValues}, seen_of({begin, end}, from));
-      }
-      __syncwarp();
+    for (int i = 0; i < C::kPieces; ++i) {
+      const int from = ::max(0, begin - i * C::kPieceKeys), upto = ::min(C::kPieceKeys, end - i * C::kPieceKeys);
+      const uint32_t seen = upto <= from ? 0 : (0xffffffffu >> (32 - upto)) & (0xffffffffu << from);
+      piece<true>(s.stage[stage] + i * C::kPieceKeys * 128, s.root[stage] + i * C::kPieceKeys, seen);
+      if (lane == 0) head.max[i] = max;
     }
-    follow_maximum(item);
-    const uint32_t seen = end <= begin ? 0 : (0xffffffffu >> (32 - end)) & (0xffffffffu << begin);
-    piece<true>(rows, s.root[stage] + i * C::kPieceKeys, seen);
-    if (lane == 0) {
-      StageHead& head = s.head[stage];
-      head.max[i] = max, unit->posted[item % kPosted] = max;
-      if (i == 0) head.flags = item == 0 ? kUnitBegins : 0, head.partial = partial;
-    }
+    if (lane == 0) head.flags = flags, head.partial = partial, unit->posted[tile % kPosted] = max;
     fence_async_proxy();
     __syncwarp();
     s.full[stage].arrive_for_warp();
@@ -254,6 +246,18 @@ struct Converter {
   }
 };
 
+// Zeros into the rows of a stage that do not count; its first is key `first`.
+template <class C>
+__device__ __forceinline__ void clear_outside(unsigned char* rows, const Keys& keys, int first) {
+#pragma unroll 1
+  for (int from = 0; from < C::kStageKeys; from += kWarpKeys) {
+    unsigned char* const tile = rows + from * 128;
+    const uint32_t seen = seen_of(keys, first + from);
+    if (seen != 0xffffu) clear_rows<C, C::kPartBytes>({tile, tile + C::kParts * C::kPartBytes}, seen);
+  }
+  __syncwarp();
+}
+
 // All units of the block, by a converting warp.
 template <class C>
 __device__ __forceinline__ void convert_units(Shared<C>& s, const Params& p, int thread) {
@@ -274,12 +278,13 @@ __device__ __forceinline__ void convert_units(Shared<C>& s, const Params& p, int
     UnitState<C>& state = s.state[index & 1];
     c.begin(state, state.row_max);
 #pragma unroll 1
-    for (int item = c.warp; item < steps.tiles * C::kPieces; item += C::kWarps) {
-      const uint32_t position = base + steps.before + item / C::kPieces;
-      const int stage = stage_of<C>(position), first = u.start + item * C::kPieceKeys;
+    for (int tile = c.warp; tile < steps.tiles; tile += C::kWarps) {
+      const uint32_t position = base + steps.before + tile;
+      const int stage = stage_of<C>(position), first = u.start + tile * C::kStageKeys;
+      const int begin = max(0, u.keys.begin - first), end = min(C::kStageKeys, u.keys.end - first);
       s.loaded[stage].wait(parity_of<C>(position));
-      c.convert(stage, item, max(0, min(u.keys.begin - first, C::kPieceKeys)),
-                max(0, min(C::kPieceKeys, u.keys.end - first)), u.partial);
+      if (begin > 0 || end < C::kStageKeys) clear_outside<C>(s.stage[stage], u.keys, first);
+      c.stage(stage, tile, begin, end, tile == 0 ? kUnitBegins : 0, u.partial);
     }
     c.leave();
     s.left[index & 1].arrive_for_warp();

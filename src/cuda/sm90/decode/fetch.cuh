@@ -252,7 +252,7 @@ struct Fetcher {
     wait_empty();
     if (lane == 0) s.head[stage].flags = kStop;
     __syncwarp();
-    fill_whole<C>(s.full[stage]);
+    s.full[stage].arrive_for_warp();
   }
 };
 

@@ -221,17 +221,12 @@ __device__ __forceinline__ void multiply_stages(Shared<C>& s, const Params& p) {
         before = stage;
         move_on();
         if (++stages == C::kRestart) break;
-        if (!__any_sync(0xffffffffu, s.full[stage].passed(parity))) {  // room is worth more than the overlap then
-          mma_wait<0>();
-          s.empty[before].arrive_for_warp();
-          before = -1;
-        }
         next_stage();
         if (!plain()) break;
       }
       mma_wait<0>();
       acc.pin_all();
-      if (before >= 0) s.empty[before].arrive_for_warp();
+      s.empty[before].arrive_for_warp();
       if (stages < C::kRestart) continue;
     } else if (flags & kNothing) {
       s.empty[stage].arrive_for_warp();

@@ -21,9 +21,9 @@ struct Config {
   static constexpr int kThreads = 512;
   // Warps that convert. One more looks after the units.
   static constexpr int kWarps = kThreads / 32 - 4 * kMultipliers - kFetchers - 1, kConverters = 32 * kWarps;
-  static constexpr int kStages = kDim == 128 ? 13 : 12;  // as many as there is room for
+  static constexpr int kStages = 12;
   static constexpr int kStageKeys = 4096 / kDim;
-  static constexpr int kPieces = 2, kPieceKeys = kStageKeys / kPieces;  // what a warp converts at a time
+  static constexpr int kPieces = 2, kPieceKeys = kStageKeys / kPieces;  // what a warp has in registers at a time
   static constexpr int kPartBytes = kStageKeys * 128;
   static constexpr int kStageBytes = 2 * kParts * kPartBytes;
   static constexpr int kRestart = 1024 / kStageKeys;  // stages after which sums on the tensor cores start anew
@@ -68,7 +68,7 @@ struct UnitState {
   // Of each converting warp, at its end of the unit.
   float heaviest_logit[C::kWarps], omega[C::kWarps];
   int32_t max[C::kWarps], large[C::kWarps];
-  int32_t posted[kPosted];  // the maximum of each piece
+  int32_t posted[kPosted];  // the maximum of each stage
 };
 
 template <class C>
@@ -94,12 +94,6 @@ __device__ __forceinline__ int stage_of(uint32_t position) {
 template <class C>
 __device__ __forceinline__ uint32_t parity_of(uint32_t position) {
   return (position / C::kStages) & 1;
-}
-
-// A stage with all its pieces, by one warp.
-template <class C>
-__device__ __forceinline__ void fill_whole(Barrier& full) {
-  for (int i = 0; i < C::kPieces; ++i) full.arrive_for_warp();
 }
 
 // The stages of a unit, in order: the row's first keys where the unit needs them beside its own, its tiles, and one for

@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) stream_kernel(const __grid_con
   if (threadIdx.x == 0) {
     for (int i = 0; i < C::kStages; ++i) {
       s.loaded[i].init(C::kFetchers);
-      s.full[i].init(C::kPieces * kWarpArrivals);
+      s.full[i].init(kWarpArrivals);
       s.empty[i].init(4 * C::kMultipliers * kWarpArrivals);
     }
     for (int i = 0; i < 2; ++i) {
@@ -27,7 +27,6 @@ __global__ void __launch_bounds__(C::kThreads, 1) stream_kernel(const __grid_con
     s.overflow = 0;
     barrier_init_fence();
   }
-  if (threadIdx.x == 32 && p.cache.vectors) prefetch_map(&p.key_map), prefetch_map(&p.value_map);
   for (int i = threadIdx.x; i < C::kStages * C::kStageKeys; i += C::kThreads) {
     reinterpret_cast<uint4*>(s.root)[i] = make_uint4(0, 0, 0, 0);
   }

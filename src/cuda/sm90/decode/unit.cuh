@@ -238,7 +238,7 @@ struct UnitWarp {
       const int stage = stage_of<C>(base + i);
       if (lane == 0) s.head[stage].flags = kNothing;
       __syncwarp();
-      fill_whole<C>(s.full[stage]);
+      s.full[stage].arrive_for_warp();
     }
   }
 
@@ -284,7 +284,7 @@ struct UnitWarp {
     }
     fence_async_proxy();
     __syncwarp();
-    fill_whole<C>(s.full[stage]);
+    s.full[stage].arrive_for_warp();
     publish(best, warp_sum(lane % 4 == 0 ? c.omega : 0));
   }
 
