@@ -1,5 +1,6 @@
 // Decoding over caches of bf16 and f16 against each sequence alone in fp64: data kinds and ridges, pages of every size,
 // strides the copy engine does not take, lengths that break their bound, rows with hardly any keys.
+#include <algorithm>
 #include <cmath>
 
 #include "gpu/gpu_test.hpp"
@@ -96,6 +97,82 @@ TEST_P(GpuDecode, SeveralQueriesGroupsWindowsAndPadding) {
     spec.ridge = RidgeShape::none;
     expect_right(spec);
     if (HasFailure() || IsSkipped()) return;
+  }
+}
+
+// Rows of a key head share a pass over its keys where they can: groups and queries of every number around what fits.
+TEST_P(GpuDecode, GroupsOfEverySize) {
+  for (const int64_t group : {1, 2, 3, 4, 5, 7, 8, 9, 16, 20, 32}) {
+    for (const int64_t dim : {64, 128}) {
+      for (const RidgeShape ridge : {RidgeShape::token, RidgeShape::none}) {
+        CacheSpec spec = decoding(dim, {{1, 700}, {1, 37}, {1, 2100}}, group % 2 == 0 ? 16 : group == 9 ? 1 : 0);
+        spec.heads_q = 2 * group;
+        spec.dtype = group % 3 == 0 ? DType::f16 : DType::bf16;
+        spec.ridge = ridge;
+        expect_right(spec);
+        if (HasFailure() || IsSkipped()) return;
+      }
+    }
+  }
+}
+
+TEST_P(GpuDecode, QueriesOfEveryNumber) {
+  for (const int64_t queries : {2, 3, 4, 6, 8, 10}) {
+    for (const int64_t left : {-1, 100}) {
+      for (const RidgeShape ridge : {RidgeShape::token, RidgeShape::none}) {
+        CacheSpec spec = decoding(left < 0 ? 64 : 128, {{queries, 900}, {queries, 150}, {queries, queries}}, 16);
+        spec.heads_q = queries < 6 ? 6 : 2;
+        spec.options.window_left = left;
+        spec.ridge = ridge;
+        expect_right(spec);
+        if (HasFailure() || IsSkipped()) return;
+      }
+    }
+  }
+}
+
+// What another row of the same key head holds changes no bit, NaN included; nor does a key that only later queries see.
+TEST_P(GpuDecode, RowsOfAKeyHeadKeepTheirBits) {
+  for (const int64_t dim : {64, 128}) {
+    for (const RidgeShape ridge : {RidgeShape::token, RidgeShape::none}) {
+      CacheSpec spec = decoding(dim, {{2, 1000}, {2, 45}}, 16);
+      spec.heads_q = 8;
+      spec.ridge = ridge;
+      if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
+      const std::vector<Inputs> inputs = make_cache_inputs(spec, data::Kind::randn, 0.1, 5);
+      const CacheForward want = run_cache(spec, inputs, implementation());
+      ASSERT_EQ(want.status, LLA_OK) << want.message;
+      const auto row = [&](const std::vector<double>& t, int64_t query, int64_t head) {
+        const auto at = t.begin() + (query * spec.heads_q + head) * dim;
+        return std::vector<double>(at, at + dim);
+      };
+      for (const double by : {16.0, std::nan("")}) {
+        std::vector<Inputs> others = inputs;
+        for (int64_t d = 0; d < dim; ++d) {  // query 0 of head 2, in the first sequence
+          others[0].q[static_cast<size_t>(2 * dim + d)] *= by;
+          if (ridge == RidgeShape::none) others[0].x[static_cast<size_t>(2 * dim + d)] *= by;
+        }
+        const CacheForward got = run_cache(spec, others, implementation());
+        EXPECT_TRUE(identical(got.o[1], want.o[1]));
+        for (int64_t query = 0; query < 2; ++query) {
+          for (int64_t head = 0; head < 8; ++head) {
+            const bool same = identical(row(got.o[0], query, head), row(want.o[0], query, head));
+            EXPECT_EQ(same, query != 0 || head != 2) << "query " << query << ", head " << head << ", D " << dim;
+          }
+        }
+      }
+      for (const bool key : {false, true}) {
+        std::vector<Inputs> last = inputs;  // both key heads of the last key, which the last query alone sees
+        std::vector<double>& t = key ? last[0].k : last[0].v;
+        std::fill(t.end() - 2 * dim, t.end(), key ? std::nan("") : INFINITY);
+        const CacheForward got = run_cache(spec, last, implementation());
+        EXPECT_TRUE(identical(got.o[1], want.o[1]));
+        for (int64_t head = 0; head < 8; ++head) {
+          EXPECT_TRUE(identical(row(got.o[0], 0, head), row(want.o[0], 0, head))) << "head " << head << ", D " << dim;
+          for (const double o : row(got.o[0], 1, head)) EXPECT_FALSE(std::isfinite(o)) << "head " << head;
+        }
+      }
+    }
   }
 }
 

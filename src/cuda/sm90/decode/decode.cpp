@@ -45,8 +45,9 @@ Params params_of(const core::ForwardCall& call) {
 
 Status forward(const core::ForwardCall& call, const core::Plan& plan) {
   const Problem& p = call.problem;
-  Launch launch{params_of(call), most_decoded_rows(p), kernel_dim(p),  p.dtype == DType::bf16,
+  Launch launch{params_of(call), most_bundles(p),      kernel_dim(p),  p.dtype == DType::bf16,
                 plan.workers,    rows_sharing_keys(p), call.workspace, static_cast<cudaStream_t>(call.stream)};
+  launch.p.bundle = bundle(p);
   launch.p.multiprocessors = plan.workers;
   LLA_RETURN_IF_ERROR(describe_cache(launch.p));
   return decode::launch(launch, p.given_x());

@@ -13,6 +13,8 @@ inline constexpr int64_t kLargestLength = std::numeric_limits<int32_t>::max() - 
 // Pure decisions, for any machine (plan.cpp; tested without a GPU).
 int kernel_dim(const core::Problem& problem);
 int64_t rows_sharing_keys(const core::Problem& problem);  // of a sequence, at most
+int bundle(const core::Problem& problem);                 // rows of a key head that make one pass
+int64_t most_bundles(const core::Problem& problem);
 std::string refuse(const core::Problem& problem, const core::Machine& machine);
 core::Plan plan(const core::Problem& problem, const core::Machine& machine);
 core::Notes notes(const core::Problem& problem, const core::Plan& plan);

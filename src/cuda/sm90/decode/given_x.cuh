@@ -1,15 +1,15 @@
-// Decode with x given: o = Σ p (1 + (k - mean).x) v in one pass, two sums of values and no matrix. Everything in fp32;
-// bound by memory.
+// Decode with x given: o = Σ p (1 + (k - mean).x) v in one pass, two sums of values and no matrix; up to eight rows of
+// a key head share it. Bound by memory.
 #pragma once
 
 #include "cuda/common/convert.cuh"
-#include "cuda/sm90/decode/convert.cuh"
+#include "cuda/sm90/decode/given_x_rows.cuh"
 
 namespace lla::cuda::sm90::decode {
 
 inline constexpr int kGivenXWarps = 8, kGivenXThreads = 32 * kGivenXWarps;
 
-// A part's sums: head, then Σ w v and Σ w (e - centre) v.
+// A part's sums of one row: head, then Σ w v and Σ w (e - centre) v.
 struct GivenXHead {
   float max, omega, omega_e, centre;  // max in log2 units; omega_e = Σ w (e - centre)
   int32_t invalid;
@@ -26,151 +26,225 @@ struct GivenXConfig {
 template <class C>
 struct GivenXShared {
   alignas(1024) unsigned char raw[kGivenXWarps][C::kRawSlots][2][C::kRawBytes];
-  float2 query_x[C::kDim];
-  float sums[kGivenXWarps][2 * C::kDim];
-  GivenXHead heads[kGivenXWarps];
+  union {
+    float2 query_x[kGivenXBundle][C::kDim];
+    float sums[kGivenXWarps][kQuadRows][2 * C::kDim];
+  };
+  GivenXHead heads[kGivenXWarps][kQuadRows];
+  Unit unit[2];  // at work, and the next; local is -1 behind the last
+  Walk walk;
   Barrier loaded[kGivenXWarps][C::kRawSlots];
 };
 
+__device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(address)
+               : "memory");
+}
+
+// What a warp asks for: tile after tile of its own, from one unit on into the next, so that memory is never idle.
 template <class C>
-struct GivenXWarp {
+struct Feed {
+  Ring<C, GivenXShared<C>> ring;
+  int tile = 0;        // of the unit it is in, asked for next
+  bool ahead = false;  // in the next unit
+  bool invalid = false, invalid_ahead = false;
+
+  __device__ __forceinline__ static int first_of(const Unit& u, int n) {
+    return u.start + (n * kGivenXWarps + static_cast<int>(threadIdx.x / 32)) * kWarpKeys;
+  }
+  __device__ __forceinline__ bool ask(const Params& p, const Unit& now, const Unit& next) {
+    if (!ahead) {
+      if (first_of(now, tile) < now.keys.end) {
+        ring.ask(p, now, first_of(now, tile++), now.keys, invalid);
+        return true;
+      }
+      ahead = true, tile = 0;
+    }
+    if (next.local < 0 || first_of(next, tile) >= next.keys.end) return false;
+    ring.ask(p, next, first_of(next, tile++), next.keys, invalid_ahead);
+    return true;
+  }
+  __device__ __forceinline__ void fill(const Params& p, const Unit& now, const Unit& next) {
+    while (ring.asked - ring.taken < C::kRawSlots && ask(p, now, next)) {
+    }
+  }
+  __device__ __forceinline__ void next_unit() {
+    if (!ahead) tile = 0;
+    ahead = false;
+    invalid = invalid_ahead, invalid_ahead = false;
+  }
+};
+
+// Values of the tile that are not finite, as bits of their keys; they are cleared, for nought times them would not be
+// nought in rows that do not see the key.
+template <class C>
+__device__ __forceinline__ uint32_t clear_poisoned(unsigned char* values) {
+  const int lane = threadIdx.x % 32, key = lane % 16;
+  constexpr uint32_t kExponent = C::kBf16 ? 0x7f80 : 0x7c00;
+  const auto wrong = [](uint32_t x) { return (x & kExponent) == kExponent || (x >> 16 & kExponent) == kExponent; };
+  bool poisoned = false;
+  for (int chunk = lane / 16; chunk < C::kChunks; chunk += 2) {
+    const uint4 v = *reinterpret_cast<const uint4*>(values + raw_offset(key, chunk));
+    poisoned |= wrong(v.x) || wrong(v.y) || wrong(v.z) || wrong(v.w);
+  }
+  uint32_t all = __ballot_sync(0xffffffffu, poisoned);
+  all = (all | all >> 16) & 0xffff;
+  if (all == 0) return 0;
+  for (int chunk = lane / 16; chunk < C::kChunks; chunk += 2) {
+    if (all >> key & 1) *reinterpret_cast<uint4*>(values + raw_offset(key, chunk)) = make_uint4(0, 0, 0, 0);
+  }
+  fence_async_proxy();  // the copy engine writes here next
+  __syncwarp();
+  return all;
+}
+
+// One unit's share of a warp, for up to 4 kQuads rows.
+template <class C, int kQuads>
+struct BundlePass {
   GivenXShared<C>& s;
   const Params& p;
-  const Unit& u;
-  Ring<C, GivenXShared<C>>& ring;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  float plain[C::kChunks], with_e[C::kChunks];
-  float max = -INFINITY, omega = 0, omega_e = 0, centre = 0;
-  bool invalid = false;
+  RowQuad<C> quad[kQuads];
+  Keys common;  // keys that all rows see
 
-  __device__ __forceinline__ GivenXWarp(GivenXShared<C>& shared, const Params& params, const Unit& unit,
-                                        Ring<C, GivenXShared<C>>& own)
-      : s(shared), p(params), u(unit), ring(own) {
+  __device__ __forceinline__ BundlePass(GivenXShared<C>& shared, const Params& params, const Unit& u)
+      : s(shared), p(params) {
+    common = u.row;
 #pragma unroll
-    for (int i = 0; i < C::kChunks; ++i) plain[i] = with_e[i] = 0;
+    for (int n = 0; n < kQuads; ++n) {
+      const int row = n * kQuadRows + RowQuad<C>::row();
+      const Keys seen = row < u.rows ? row_of(p, u, row).keys : u.row;
+      quad[n].begin(s.query_x[row], seen);
+      common.begin = max(common.begin, seen.begin), common.end = min(common.end, seen.end);
+    }
+    common.begin = __reduce_max_sync(0xffffffffu, common.begin);
+    common.end = __reduce_min_sync(0xffffffffu, common.end);
   }
-  __device__ __forceinline__ int first_of(int n) const { return u.start + (n * kGivenXWarps + warp) * kWarpKeys; }
-  __device__ __forceinline__ void ask(int n) {
-    if (first_of(n) < u.keys.end) ring.ask(p, u, first_of(n), u.keys, invalid);
-  }
-  __device__ __forceinline__ int key_at(int j) const { return (j / 2) * 8 + (lane % 4) * 2 + j % 2; }
 
-  __device__ __forceinline__ void tile(const RawTile& raw, uint32_t seen) {
-    float logit[4] = {0, 0, 0, 0}, e[4] = {0, 0, 0, 0};
-    const uint32_t keys = raw_start(raw.keys);
+  __device__ __forceinline__ void tile(const RawTile& raw, int first) {
+    float product[kQuads][2][4];
 #pragma unroll
-    for (int i = 0; i < C::kChunks / 2; ++i) {
+    for (int n = 0; n < kQuads; ++n) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) product[n][i / 4][i % 4] = 0;
+    }
+    const uint32_t keys = raw_start(raw.keys), values = raw_start(raw.values);
+#pragma unroll
+    for (int i = 0; i < C::kDim / 16; ++i) {
       uint32_t k[4];
-      load_transposed(k, raw_at(keys, i));
+      load_matrices(k, raw_at(keys, i));
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const float2 qx = s.query_x[8 * (2 * i + c) + lane / 4];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const float2 wide = widen_pair<C::kBf16>(k[2 * c + h]);
-          logit[2 * h] = fmaf(qx.x, wide.x, logit[2 * h]), logit[2 * h + 1] = fmaf(qx.x, wide.y, logit[2 * h + 1]);
-          e[2 * h] = fmaf(qx.y, wide.x, e[2 * h]), e[2 * h + 1] = fmaf(qx.y, wide.y, e[2 * h + 1]);
-        }
+      for (int n = 0; n < kQuads; ++n) {
+        warp_product<C::kBf16>(product[n][0], quad[n].operand[i], k[0], k[2]);
+        warp_product<C::kBf16>(product[n][1], quad[n].operand[i], k[1], k[3]);
       }
     }
-    float largest = -INFINITY;
+    const bool edge = first < common.begin || first + kWarpKeys > common.end;
+    const uint32_t poisoned = edge ? clear_poisoned<C>(raw.values) : 0;
+    uint32_t weights[kQuads][4];
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      logit[j] = column_sum(logit[j]);
-      e[j] = column_sum(e[j]);
-      if (!(seen >> key_at(j) & 1)) logit[j] = -INFINITY, e[j] = 0;
-      largest = fmaxf(largest, logit[j]);
+    for (int n = 0; n < kQuads; ++n) {
+      quad[n].weigh(weights[n], product[n], 2 * p.half_scale, first, edge, poisoned);
     }
-    largest = keys_max(largest);
-    if (largest > max) {
-      // E is taken relative to the heaviest key's: where that has nearly all the weight, nothing cancels.
-      float heaviest = -INFINITY;
-#pragma unroll
-      for (int j = 0; j < 4; ++j) heaviest = logit[j] == largest ? e[j] : heaviest;
-      heaviest = keys_max(heaviest);
-      const float factor = max == -INFINITY ? 0 : exp2_fast(max - largest),
-                  by = max == -INFINITY ? 0 : centre - heaviest;
-#pragma unroll
-      for (int i = 0; i < C::kChunks; ++i) with_e[i] = fmaf(by, plain[i], with_e[i]) * factor, plain[i] *= factor;
-      omega_e = fmaf(by, omega, omega_e) * factor, omega *= factor;
-      max = largest, centre = heaviest;
-    }
-    float w[4], we[4];
-    const float base = max == -INFINITY ? 0 : max;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      w[j] = exp2_fast(logit[j] - base);
-      we[j] = w[j] * (e[j] - centre);
-      omega += w[j], omega_e += we[j];
-    }
-    const uint32_t values = raw_start(raw.values);
 #pragma unroll
     for (int i = 0; i < C::kChunks / 2; ++i) {
       uint32_t v[4];
       load_transposed(v, raw_at(values, i));
 #pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        float a = plain[2 * i + c], b = with_e[2 * i + c];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const float2 wide = widen_pair<C::kBf16>(v[2 * c + h]);
-          a = fmaf(w[2 * h], wide.x, fmaf(w[2 * h + 1], wide.y, a));
-          b = fmaf(we[2 * h], wide.x, fmaf(we[2 * h + 1], wide.y, b));
-        }
-        plain[2 * i + c] = a, with_e[2 * i + c] = b;
+      for (int n = 0; n < kQuads; ++n) {
+        warp_product<C::kBf16>(quad[n].sums[2 * i], weights[n], v[0], v[1]);
+        warp_product<C::kBf16>(quad[n].sums[2 * i + 1], weights[n], v[2], v[3]);
       }
     }
   }
 
-  __device__ __forceinline__ void stream() {
-    if (u.first) invalid |= others_miss_a_page(p.cache, u, threadIdx.x, kGivenXThreads);
+  __device__ __forceinline__ void stream(Feed<C>& feed, const Unit& u, const Unit& next) {
+    feed.fill(p, u, next);
 #pragma unroll 1
-    for (int n = 0; n < C::kRawSlots; ++n) ask(n);
-#pragma unroll 1
-    for (int n = 0; first_of(n) < u.keys.end; ++n) {
-      const uint32_t seen = seen_of(u.keys, first_of(n));
-      tile(ring.take(seen), seen);
+    for (int n = 0; Feed<C>::first_of(u, n) < u.keys.end; ++n) {
+      const int first = Feed<C>::first_of(u, n);
+      tile(feed.ring.take(seen_of(u.keys, first)), first);
       __syncwarp();
-      ask(n + C::kRawSlots);
+      feed.ask(p, u, next);
     }
   }
 
-  // All warps' sums into the part's partial.
-  __device__ void publish(float* partial) {
+  // All warps' sums of four rows into the part's partial. Between blocks of four all threads meet.
+  __device__ __forceinline__ void publish(const RowQuad<C>& from, float* partial, int rows, bool wrong) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const bool low = RowQuad<C>::low();
+    const float unscaled = low ? 1 : 1 / from.e_scale;
+    float* const to = &s.sums[warp][RowQuad<C>::row()][low ? 0 : C::kDim];
 #pragma unroll
     for (int i = 0; i < C::kChunks; ++i) {
-      const float a = keys_sum(plain[i]), b = keys_sum(with_e[i]);
-      if (lane % 4 == 0) s.sums[warp][8 * i + lane / 4] = a, s.sums[warp][C::kDim + 8 * i + lane / 4] = b;
+      *reinterpret_cast<float2*>(to + 8 * i + lane % 4 * 2) = {(from.sums[i][0] + from.sums[i][2]) * unscaled,
+                                                               (from.sums[i][1] + from.sums[i][3]) * unscaled};
     }
-    omega = keys_sum(omega), omega_e = keys_sum(omega_e);
-    if (lane == 0) s.heads[warp] = {max, omega, omega_e, centre, 0};
-    const bool wrong = __syncthreads_or(invalid) || u.invalid;
-    float top = -INFINITY, all = 0, all_e = 0, reference = 0;
-    for (int w = 0; w < kGivenXWarps; ++w) {
-      if (s.heads[w].max > top) top = s.heads[w].max, reference = s.heads[w].centre;
-    }
-    for (int d = threadIdx.x; d < 2 * C::kDim; d += kGivenXThreads) {
-      float sum = 0;
-      for (int w = 0; w < kGivenXWarps; ++w) {
-        if (s.heads[w].omega == 0) continue;  // no key
-        float x = s.sums[w][d];
-        if (d >= C::kDim) x = fmaf(s.heads[w].centre - reference, s.sums[w][d - C::kDim], x);
-        sum = fmaf(exp2_fast(s.heads[w].max - top), x, sum);
+    const float total = keys_sum(from.total) * unscaled;
+    GivenXHead& head = s.heads[warp][RowQuad<C>::row()];
+    if (lane % 4 == 0) {
+      if (low) {
+        head.max = from.max - RowQuad<C>::kLift, head.centre = from.centre, head.omega = total;
+      } else {
+        head.omega_e = total;
       }
-      partial[kGivenXHead + d] = sum;
     }
-    if (threadIdx.x == 0) {
+    __syncthreads();
+    for (int at = threadIdx.x; at < rows * 2 * C::kDim; at += kGivenXThreads) {
+      const int row = at / (2 * C::kDim), d = at % (2 * C::kDim);
+      float top = -INFINITY, reference = 0;
       for (int w = 0; w < kGivenXWarps; ++w) {
-        if (s.heads[w].omega == 0) continue;  // no key
-        const float factor = exp2_fast(s.heads[w].max - top);
-        all = fmaf(factor, s.heads[w].omega, all);
-        all_e = fmaf(factor, fmaf(s.heads[w].centre - reference, s.heads[w].omega, s.heads[w].omega_e), all_e);
+        if (s.heads[w][row].max > top) top = s.heads[w][row].max, reference = s.heads[w][row].centre;
       }
-      *reinterpret_cast<GivenXHead*>(partial) = {top, all, all_e, reference, wrong};
+      float sum = 0, omega = 0, omega_e = 0;
+      for (int w = 0; w < kGivenXWarps; ++w) {
+        const GivenXHead& part = s.heads[w][row];
+        if (part.omega == 0) continue;  // no key
+        const float factor = exp2_fast(part.max - top), by = part.centre - reference;
+        float x = s.sums[w][row][d];
+        if (d >= C::kDim) x = fmaf(by, s.sums[w][row][d - C::kDim], x);
+        sum = fmaf(factor, x, sum);
+        omega = fmaf(factor, part.omega, omega);
+        omega_e = fmaf(factor, fmaf(by, part.omega, part.omega_e), omega_e);
+      }
+      float* const out = partial + row * given_x_row_floats(C::kDim);
+      out[kGivenXHead + d] = sum;
+      if (d == 0) *reinterpret_cast<GivenXHead*>(out) = {top, omega, omega_e, reference, wrong};
     }
     __syncthreads();
   }
+
+  __device__ __forceinline__ void run(Feed<C>& feed, const Unit& u, const Unit& next) {
+    if (u.first) feed.invalid |= others_miss_a_page(p.cache, u, threadIdx.x, kGivenXThreads);
+    stream(feed, u, next);
+    const bool wrong = __syncthreads_or(feed.invalid) || u.invalid;
+    float* const partial =
+        p.partials + int64_t{u.local + static_cast<int>(blockIdx.x)} * given_x_partial_floats(C::kDim);
+#pragma unroll
+    for (int n = 0; n < kQuads; ++n) {
+      publish(quad[n], partial + n * kQuadRows * given_x_row_floats(C::kDim), min(kQuadRows, u.rows - n * kQuadRows),
+              wrong);
+    }
+  }
 };
+
+// q and x of a unit's rows, zeros behind the last.
+template <class C>
+__device__ __forceinline__ void stage_rows(GivenXShared<C>& s, const Params& p, const Unit& u) {
+  const int rows = u.rows <= kQuadRows ? kQuadRows : kGivenXBundle;
+  for (int at = threadIdx.x; at < rows * C::kDim; at += kGivenXThreads) {
+    const int row = at / C::kDim, d = at % C::kDim;
+    float2 qx{0, 0};
+    if (row < u.rows && d < p.dim) {
+      const UnitRow from = row_of(p, u, row);
+      const int64_t at_q = row_offset(p.q, u.batch, from.position, from.head) + d * p.q.stride[3];
+      const int64_t at_x = row_offset(p.x, u.batch, from.position, from.head) + d * p.x.stride[3];
+      qx = {load_as<float>(p.q.data, p.q.dtype, at_q), load_as<float>(p.x.data, p.x.dtype, at_x)};
+    }
+    s.query_x[row][d] = qx;
+  }
+}
 
 template <class C>
 __global__ void __launch_bounds__(kGivenXThreads, 1) given_x_kernel(const __grid_constant__ Params p) {
@@ -183,41 +257,52 @@ __global__ void __launch_bounds__(kGivenXThreads, 1) given_x_kernel(const __grid
   __syncthreads();
   wait_for_last_kernel();
   let_next_kernel_begin();
-  Ring<C, GivenXShared<C>> ring{s, static_cast<int>(threadIdx.x / 32)};
-  Walk walk = find_start(p, blockIdx.x);
-  while (walk.left > 0) {
-    const Unit u = take(p, walk);
-    const int thread = threadIdx.x;
-    if (thread == 0) record_row(p, u, blockIdx.x);
-    if (thread < C::kDim) {
-      float2 qx{0, 0};
-      if (thread < p.dim) {
-        const int64_t at_q = row_offset(p.q, u.batch, u.position, u.head) + thread * p.q.stride[3];
-        const int64_t at_x = row_offset(p.x, u.batch, u.position, u.head) + thread * p.x.stride[3];
-        qx = {load_as<float>(p.q.data, p.q.dtype, at_q) * p.half_scale * 2, load_as<float>(p.x.data, p.x.dtype, at_x)};
-      }
-      s.query_x[thread] = qx;
+  const auto take_unit = [&](Unit& to) {
+    to.local = -1;
+    if (s.walk.left == 0) return;
+    to = take(p, s.walk);
+    record_row(p, to, blockIdx.x);
+  };
+  if (threadIdx.x < 32) {
+    const Walk start = find_start(p, blockIdx.x);
+    if (threadIdx.x == 0) {
+      s.walk = start;
+      take_unit(s.unit[0]);
     }
+  }
+  __syncthreads();
+  Feed<C> feed{{s, static_cast<int>(threadIdx.x / 32)}};
+#pragma unroll 1
+  for (int turn = 0;; turn ^= 1) {
+    const Unit& u = s.unit[turn];
+    const Unit& next = s.unit[turn ^ 1];
+    if (u.local < 0) break;
+    if (threadIdx.x == 0) take_unit(s.unit[turn ^ 1]);
+    stage_rows(s, p, u);
     __syncthreads();
-    GivenXWarp<C> warp(s, p, u, ring);
-    warp.stream();
-    warp.publish(p.partials + int64_t{u.local + static_cast<int>(blockIdx.x)} * given_x_partial_floats(C::kDim));
+    if (u.rows <= kQuadRows) {
+      BundlePass<C, 1>(s, p, u).run(feed, u, next);
+    } else {
+      BundlePass<C, 2>(s, p, u).run(feed, u, next);
+    }
+    feed.next_unit();
   }
 }
 
 // Puts the parts of a row together: a thread a column.
 template <int kDim>
-__global__ void __launch_bounds__(kDim) given_x_merge_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kDim) given_x_merge_kernel(const __grid_constant__ Params p, int rows_of_bundle) {
   wait_for_last_kernel();
   let_next_kernel_begin();
-  const int row = blockIdx.x;
-  if (row >= *p.live_rows) return;
-  const RowRecord record = p.records[row];
+  const int bundle = blockIdx.x / rows_of_bundle, i_row = blockIdx.x % rows_of_bundle;
+  if (bundle >= *p.live_rows || i_row >= p.records[bundle].rows) return;
+  const RowRecord record = row_of(p, p.records[bundle], i_row);
   const int parts = record.last - record.first + 1, j = threadIdx.x;
-  const float* const partials = p.partials + int64_t{row + record.first} * given_x_partial_floats(kDim);
-  const auto head = [&](int i) -> const GivenXHead& {
-    return *reinterpret_cast<const GivenXHead*>(partials + int64_t{i} * given_x_partial_floats(kDim));
+  const auto part_of = [&](int i) {
+    return p.partials + int64_t{bundle + record.first + i} * given_x_partial_floats(kDim) +
+           i_row * given_x_row_floats(kDim);
   };
+  const auto head = [&](int i) -> const GivenXHead& { return *reinterpret_cast<const GivenXHead*>(part_of(i)); };
   float top = -INFINITY;
   bool invalid = record.invalid;
   float reference = 0;
@@ -231,7 +316,7 @@ __global__ void __launch_bounds__(kDim) given_x_merge_kernel(const __grid_consta
 #pragma unroll 4
   for (int i = 0; i < parts; ++i) {
     const GivenXHead h = head(i);
-    const float* const sums = partials + int64_t{i} * given_x_partial_floats(kDim) + kGivenXHead;
+    const float* const sums = part_of(i) + kGivenXHead;
     const float a = sums[j], b = sums[kDim + j];
     const float factor = h.max > -INFINITY ? exp2_fast(h.max - top) : h.omega;  // 0, or NaN
     const float by = h.centre - reference;

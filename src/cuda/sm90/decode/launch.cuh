@@ -9,7 +9,7 @@
 namespace lla::cuda::sm90::decode {
 
 inline Layout layout_of(const Launch& call, bool given_x) {
-  return {call.rows, call.dim, given_x, call.multiprocessors, call.sharing > 1};
+  return {call.rows, call.dim, given_x, call.multiprocessors, call.sharing > call.p.bundle};
 }
 
 // Calls `part` with the parameters of one share of the rows after the other.

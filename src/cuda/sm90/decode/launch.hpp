@@ -7,7 +7,7 @@
 
 namespace lla::cuda::sm90::decode {
 
-// A call: at most so many rows, in the given workspace. Of p, the workspace's pointers and the share of the rows are
+// A call: at most so many rows (or bundles of them), in the given workspace. Of p, the workspace's pointers and the share of the rows are
 // set here.
 struct Launch {
   Params p;

@@ -13,8 +13,9 @@ Status launch_given_x_in(const Launch& call) {
     LLA_RETURN_IF_ERROR(launch_early(given_x_kernel<C>, dim3(static_cast<unsigned>(layout.blocks)), kGivenXThreads,
                                      sizeof(GivenXShared<C>), call.stream, "launching the decode kernel for given x",
                                      p));
-    return launch_early(given_x_merge_kernel<kDim>, dim3(static_cast<unsigned>(p.row_count)), kDim, 0, call.stream,
-                        "launching the decode merge", p);
+    const int rows = static_cast<int>(std::min<int64_t>(call.sharing, p.bundle));  // of a bundle, at most
+    return launch_early(given_x_merge_kernel<kDim>, dim3(static_cast<unsigned>(p.row_count * rows)), kDim, 0,
+                        call.stream, "launching the decode merge", p, rows);
   });
 }
 

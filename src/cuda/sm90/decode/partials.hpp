@@ -12,6 +12,8 @@ struct RowRecord {
   int32_t batch, head, index;
   int32_t position;  // of the query in q
   int32_t invalid;   // the sequence is not usable: NaN
+  // Of a bundle: how many rows, the queries of the sequence, and the first one's number among those of its key head.
+  int32_t rows, length_q, row_of_head;
 };
 
 // A partial, in floats: head, vectors (reference key, heaviest key and value), then the products in the order the
@@ -48,9 +50,11 @@ constexpr int partial_matrix(int dim) { return kPartialHead + 3 * dim; }
 constexpr int matrix_floats(int dim) { return dim == 128 ? 64 * (3 * 136 + 72) : 64 * 2 * 72; }
 constexpr int partial_floats(int dim) { return partial_matrix(dim) + matrix_floats(dim); }
 
-// With x given a partial has no matrix: head, Σ w v and Σ w e v.
+// With x given a partial has no matrix: of each row of a bundle head, Σ w v and Σ w e v.
+inline constexpr int kGivenXBundle = 8;
 inline constexpr int kGivenXHead = 8;
-constexpr int given_x_partial_floats(int dim) { return kGivenXHead + 2 * dim; }
+constexpr int given_x_row_floats(int dim) { return kGivenXHead + 2 * dim; }
+constexpr int given_x_partial_floats(int dim) { return kGivenXBundle * given_x_row_floats(dim); }
 
 // Where things lie in the workspace. Independent of the cache's capacity: a partial for every row of a launch and every
 // block. Where there are more rows, they go in several launches.

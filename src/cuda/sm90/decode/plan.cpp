@@ -13,7 +13,7 @@ using core::cat;
 using core::Problem;
 
 Layout layout_of(const Problem& p, int multiprocessors) {
-  return {most_decoded_rows(p), kernel_dim(p), p.given_x(), multiprocessors, rows_sharing_keys(p) > 1};
+  return {most_bundles(p), kernel_dim(p), p.given_x(), multiprocessors, rows_sharing_keys(p) > bundle(p)};
 }
 
 }  // namespace
@@ -22,6 +22,18 @@ int kernel_dim(const Problem& p) { return std::max(p.dim, p.value_dim) <= 64 ? 6
 
 // A bound: beside prompts, theirs. How many blocks work is decided by the rows there are (blocks_for).
 int64_t rows_sharing_keys(const Problem& p) { return p.seqlen_q * p.group(); }
+
+// With x given rows of a key head share a pass; solved, every row has a matrix of its own.
+int bundle(const Problem& p) { return p.given_x() ? kGivenXBundle : 1; }
+
+// Sequences of which the host knows the queries of all together fill their last bundle or do not.
+int64_t most_bundles(const Problem& p) {
+  const int64_t rows = most_decoded_rows(p), key_heads = p.heads_q / p.group();
+  if (bundle(p) == 1) return rows;
+  const int64_t of_a_head = rows / key_heads;
+  if (!p.packed) return key_heads * p.batch * ((of_a_head / std::max<int64_t>(p.batch, 1) + bundle(p) - 1) / bundle(p));
+  return key_heads * std::min(of_a_head, of_a_head / bundle(p) + p.batch);
+}
 
 std::string refuse(const Problem& p, const core::Machine& m) {
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) return "takes caches of bf16 and f16";

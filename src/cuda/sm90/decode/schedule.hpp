@@ -4,6 +4,9 @@
 // block takes the same share of it. A block works on units: the parts of its share that lie in one row. Unit (row,
 // block) has partial row + block: walking along the line either the row or the block goes up, so no two units share
 // one.
+//
+// Where rows of a key head make their pass together, a row of the line is a bundle of them: its keys are those that any
+// of them sees.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +26,8 @@ struct Shape {
   int32_t most_rows;    // a sequence with more rows per key head is left to the forward
   // The part of the rows this launch works on, counted over all decoded sequences.
   int32_t first_row, row_count;
-  int32_t wave;  // blocks that run at a time
+  int32_t wave;        // blocks that run at a time
+  int32_t bundle = 1;  // rows of a key head that make one pass
 };
 
 // Tiles begin at multiples of this, so that no copy of several keys leaves its page.
@@ -38,7 +42,7 @@ struct Sequence {
   int32_t start_q, length_q;  // rows: queries of the sequence
   int32_t length;             // keys
   int32_t first;              // visible key
-  int32_t rows;               // decoded here: 0 where the forward takes them
+  int32_t rows;               // of the line, decoded here: 0 where the forward takes them
   int32_t granules;           // of each row
   bool invalid;
 };
@@ -52,6 +56,11 @@ constexpr Keys keys_of(const Shape& p, const Sequence& s, int32_t i) {
   const int32_t begin = p.left < 0 ? s.first : clamp_to(diagonal - p.left, s.first, s.length);
   const int32_t end = p.right < 0 ? s.length : clamp_to(diagonal + p.right + 1, begin, s.length);
   return {begin, end < begin ? begin : end};
+}
+
+// Rows of the line that a key head of a sequence has.
+constexpr int32_t bundles_of(const Shape& p, int32_t length_q) {
+  return (length_q * p.group + p.bundle - 1) / p.bundle;
 }
 
 // Where the rows of the next sequence begin, whatever cu_q holds (core::rows_before). Pass it on from b to b + 1.
@@ -75,11 +84,13 @@ constexpr Sequence sequence_at(const Shape& p, int32_t b, int32_t claimed) {
   if (s.invalid) s.length = 0;
   s.first = first < 0 ? 0 : first < s.length ? first : s.length;
   if (s.length_q == 0 || !decodes(s.length_q, p.group, p.most_rows)) return s;
-  s.rows = s.length_q * p.heads_q;
+  s.rows = bundles_of(p, s.length_q) * (p.heads_q / p.group);
   const Keys a = keys_of(p, s, 0), z = keys_of(p, s, s.length_q - 1);
   const int32_t keys_a = a.end - aligned(a.begin), keys_z = z.end - aligned(z.begin);
   int32_t most = keys_a > keys_z ? keys_a : keys_z;
-  if (s.length_q > 1 && p.left >= 0) {  // rows in the middle may see more than both ends
+  if (p.bundle > 1) {
+    most = z.end - aligned(a.begin);
+  } else if (s.length_q > 1 && p.left >= 0) {  // rows in the middle may see more than both ends
     const int64_t window = p.right < 0 ? s.length : int64_t{p.left} + p.right + 1;
     const int32_t all = s.length - aligned(s.first);
     most = clamp_to(window + kAlign, most < all ? most : all, all);
@@ -88,11 +99,13 @@ constexpr Sequence sequence_at(const Shape& p, int32_t b, int32_t claimed) {
   return s;
 }
 
-// Row r of a sequence: query and head. Rows of a key head lie together.
+// Row r of a key head: query head and query.
 struct RowPlace {
   int32_t head, index;
 };
-constexpr RowPlace row_place(const Sequence& s, int32_t r) { return {r / s.length_q, r % s.length_q}; }
+constexpr RowPlace row_place(int32_t group, int32_t length_q, int32_t kv_head, int32_t r) {
+  return {kv_head * group + r / length_q, r % length_q};
+}
 
 // Of a launch's rows [first_row, first_row + row_count), those of a sequence whose rows begin at `before`.
 struct RowShare {
@@ -121,7 +134,7 @@ constexpr int blocks_for(const Shape& p, int64_t granules, int64_t live, bool sh
   return working_blocks(granules, live, static_cast<int>(waves * p.wave));
 }
 constexpr bool shares_keys(const Shape& p, const Sequence& s) {
-  return s.rows > 0 && int64_t{s.length_q} * p.group > 1;
+  return s.rows > 0 && int64_t{s.length_q} * p.group > p.bundle;
 }
 // Rows of a launch that are put together in clusters.
 constexpr int32_t few_rows(int multiprocessors) { return multiprocessors / 4; }
@@ -136,18 +149,31 @@ struct Walk {
   int64_t left;        // granules; 0: nothing
 };
 
-// A part of one row.
+// A part of one row, or of a bundle.
 struct Unit {
-  int32_t batch, head, index;  // query head, query of the sequence
+  int32_t batch, head, index;  // query head, query of the sequence: the first of a bundle
   int32_t kv_head;
-  int32_t position;  // of the query in q
-  int32_t local;     // row of this launch
-  Keys row, keys;    // all of the row, and those of this unit
-  Keys sequence;     // what any row of the sequence sees
+  int32_t rows;         // of the bundle
+  int32_t row_of_head;  // the first one's number among those of its key head
+  int32_t position;     // of the query in q
+  int32_t local;        // row of this launch
+  Keys row, keys;       // all of the row, and those of this unit
+  Keys sequence;        // what any row of the sequence sees
+  Sequence of;
   int32_t start;     // of the part's first tile, at or before its first key
   bool first, last;  // part of the row
   bool invalid;      // the sequence is not usable
 };
+
+// Row i of a unit's.
+struct UnitRow {
+  int32_t head, position;
+  Keys keys;
+};
+constexpr UnitRow row_of(const Shape& p, const Unit& u, int32_t i) {
+  const RowPlace place = row_place(p.group, u.of.length_q, u.kv_head, u.row_of_head + i);
+  return {place.head, u.of.start_q + place.index, keys_of(p, u.of, place.index)};
+}
 
 // The next unit; moves on. Only where something is left.
 constexpr Unit take(const Shape& p, Walk& walk) {
@@ -162,14 +188,21 @@ constexpr Unit take(const Shape& p, Walk& walk) {
     walk.row = share.skip;
     walk.granule = 0;
   }
-  const RowPlace place = row_place(s, walk.row);
+  const int32_t bundles = bundles_of(p, s.length_q), rows = s.length_q * p.group;
   Unit u{};
+  u.of = s;
+  u.kv_head = walk.row / bundles;
+  u.row_of_head = walk.row % bundles * p.bundle;
+  u.rows = rows - u.row_of_head < p.bundle ? rows - u.row_of_head : p.bundle;
+  const RowPlace place = row_place(p.group, s.length_q, u.kv_head, u.row_of_head);
+  const RowPlace last = row_place(p.group, s.length_q, u.kv_head, u.row_of_head + u.rows - 1);
   u.batch = walk.batch, u.head = place.head, u.index = place.index;
-  u.kv_head = place.head / p.group;
   u.position = s.start_q + place.index;
   u.local = walk.before + walk.row - p.first_row;
-  u.row = keys_of(p, s, place.index);
   u.sequence = {keys_of(p, s, 0).begin, keys_of(p, s, s.length_q - 1).end};
+  const bool one_head = place.head == last.head;  // otherwise all queries may be among them
+  u.row = {one_head ? keys_of(p, s, place.index).begin : u.sequence.begin,
+           one_head ? keys_of(p, s, last.index).end : u.sequence.end};
   u.invalid = s.invalid;
   const int32_t remaining = s.granules - walk.granule;
   const int32_t count = walk.left < remaining ? static_cast<int32_t>(walk.left) : remaining;

@@ -93,12 +93,22 @@ __device__ __forceinline__ void record_row(const Params& p, const Unit& u, int b
     record.first = block;
     record.batch = u.batch, record.head = u.head, record.index = u.index, record.position = u.position;
     record.invalid = u.invalid;
+    record.rows = u.rows, record.length_q = u.of.length_q, record.row_of_head = u.row_of_head;
   }
   if (u.last) record.last = block;
 }
 
 __device__ __forceinline__ int64_t row_offset(const core::Operand& t, int batch, int position, int head) {
   return batch * t.stride[0] + position * t.stride[1] + head * t.stride[2];
+}
+
+// The record of row i of a bundle's.
+__device__ __forceinline__ RowRecord row_of(const Params& p, const RowRecord& bundle, int i) {
+  const RowPlace place = row_place(p.group, bundle.length_q, bundle.head / p.group, bundle.row_of_head + i);
+  RowRecord row = bundle;
+  row.head = place.head, row.index = place.index;
+  row.position = bundle.position - bundle.index + place.index;
+  return row;
 }
 
 __device__ __forceinline__ void report_row(const Params& p, const RowRecord& r, int32_t status) {
