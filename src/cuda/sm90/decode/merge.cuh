@@ -42,8 +42,11 @@ __device__ __forceinline__ void add_scaled(float4& x, float f, const float4& y) 
 // Matrices lie in strips of 16 rows, as one warp of the consumers holds them: rows g and g + 8 of a thread, of every
 // eight columns (a quad) two. Of a cluster each block takes a strip and its warps the quads in turn. A block alone has
 // its warps take strips of the values' products; of the keys' it takes 64 rows with four warps, quad by quad.
-template <int kDim, int kCluster>
+//
+// kBundle: rows whose partials lie together; where there are several, a first pass has made them, without values.
+template <int kDim, int kCluster, int kBundle = 1>
 struct RowParts {
+  static constexpr bool kValues = kBundle == 1;
   static constexpr bool kAlone = kCluster == 1;
   static constexpr int kWarps = kSolveThreads / 32;
   static constexpr int kStrips = kDim / 16 / kCluster;             // of a block
@@ -66,18 +69,19 @@ struct RowParts {
   float total, stream;   // weights: of all keys, of all but the heaviest
   float key_scale, value_scale;
 
-  __device__ RowParts(SolveShared<kDim>& shared, const Params& params, const RowRecord& of, int row, int rank_)
+  __device__ RowParts(SolveShared<kDim>& shared, const Params& params, const RowRecord& of, int row, int rank_,
+                      int of_bundle = 0)
       : s(shared),
         p(params),
         record(of),
         parts(of.last - of.first + 1),
-        partials(params.partials + int64_t{row + of.first} * partial_floats(kDim)),
+        partials(params.partials + (int64_t{row + of.first} * kBundle + of_bundle) * partial_floats(kDim, kValues)),
         rank(rank_),
         strip(rank_ + (threadIdx.x / 32 / kSplit) * kCluster),
         sub(threadIdx.x / 32 % kSplit) {}
 
   __device__ __forceinline__ const float* partial(int part) const {
-    return partials + int64_t{part} * partial_floats(kDim);
+    return partials + int64_t{part} * kBundle * partial_floats(kDim, kValues);
   }
   // 0: reference key, 1: heaviest key, 2: its value.
   __device__ __forceinline__ const float* vector(int part, int which) const {
@@ -133,10 +137,10 @@ struct RowParts {
   __device__ void means() {
     static_assert(kSolveThreads >= 2 * kDim);
     const float inverse = 1 / total;
-    if (thread < 2 * kDim) {
+    if (thread < (kValues ? 2 : 1) * kDim) {
       const bool value = thread >= kDim;
       const int d = thread % kDim;
-      const ProductTile block = value ? value_tile(kDim, d / 64) : key_tile(kDim, d / 64);
+      const ProductTile block = value ? value_tile(kDim, d / 64) : key_tile(kDim, d / 64, kValues);
       const int at = sum_offset(block, d);
       float sum = 0, heavy = 0;
 #pragma unroll kPartsAtOnce
@@ -177,7 +181,7 @@ struct RowParts {
 #pragma unroll
     for (int e = 0; e < kKeyTiles; ++e) {
       const Tile tile = key_tile_at(e);
-      v[e] = element(part, key_tile(kDim, tile.strip / 4), tile);
+      v[e] = element(part, key_tile(kDim, tile.strip / 4, kValues), tile);
     }
   }
   __device__ __forceinline__ Tile value_tile_at(int n) const {

@@ -14,6 +14,7 @@ struct RowRecord {
   int32_t invalid;   // the sequence is not usable: NaN
   // Of a bundle: how many rows, the queries of the sequence, and the first one's number among those of its key head.
   int32_t rows, length_q, row_of_head;
+  int32_t number;  // of the (first) row among all decoded ones
 };
 
 // A partial, in floats: head, vectors (reference key, heaviest key and value), then the products in the order the
@@ -40,15 +41,22 @@ struct ProductTile {
 constexpr ProductTile value_tile(int dim, int b) {
   return dim == 64 ? ProductTile{0, 0, 8, 0} : ProductTile{b, 0, 16, b == 0 ? 0 : 64 * (136 + 72)};
 }
-// Keys' rows; the second block leaves out what the first has by symmetry.
-constexpr ProductTile key_tile(int dim, int b) {
+// Keys' rows; the second block leaves out what the first has by symmetry. Without products of values they come first.
+constexpr ProductTile key_tile(int dim, int b, bool values = true) {
+  if (!values) return dim == 64 ? ProductTile{0, 0, 8, 0} : b == 0 ? ProductTile{1, 0, 16, 0} : ProductTile{0, 64, 8, 64 * 136};
   return dim == 64 ? ProductTile{0, 0, 8, 64 * 72}
          : b == 0  ? ProductTile{1, 0, 16, 64 * (136 + 72 + 136)}
                    : ProductTile{0, 64, 8, 64 * 136};
 }
 constexpr int partial_matrix(int dim) { return kPartialHead + 3 * dim; }
-constexpr int matrix_floats(int dim) { return dim == 128 ? 64 * (3 * 136 + 72) : 64 * 2 * 72; }
-constexpr int partial_floats(int dim) { return partial_matrix(dim) + matrix_floats(dim); }
+constexpr int matrix_floats(int dim, bool values = true) {
+  if (!values) return dim == 128 ? 64 * (136 + 72) : 64 * 72;
+  return dim == 128 ? 64 * (3 * 136 + 72) : 64 * 2 * 72;
+}
+constexpr int partial_floats(int dim, bool values = true) { return partial_matrix(dim) + matrix_floats(dim, values); }
+
+// Rows of a key head whose products of keys are formed in one pass: as many as there are registers for.
+constexpr int moments_bundle(int dim) { return dim == 128 ? 2 : 4; }
 
 // With x given a partial has no matrix: of each row of a bundle head, Σ w v and Σ w e v.
 inline constexpr int kGivenXBundle = 8;

@@ -56,7 +56,7 @@ __device__ inline Walk find_start(const Params& p, int block) {
   const int64_t begin = share_begin(total, block, blocks), end = share_begin(total, block + 1, blocks);
   walk.left = end - begin;
   if (walk.left == 0) return walk;
-  int64_t granules = 0;
+  int64_t granules = 0, numbered = 0;
   rows = 0, claimed = 0;
   for (int first = 0; first < p.batch; first += 32) {
     const Sequence s = sequence_of_lane(p, first, lane, claimed, mine_claimed);
@@ -67,6 +67,7 @@ __device__ inline Walk find_start(const Params& p, int block) {
     const int64_t sum = warp_prefix(length, lane);
     const int64_t offset = begin - (granules + sum - length);
     const bool mine = offset >= 0 && offset < length;
+    const int64_t rows_upto = warp_prefix(decoded_rows(p, s), lane);
     const unsigned who = __ballot_sync(0xffffffffu, mine);
     if (who != 0) {
       const int source = __ffs(who) - 1;
@@ -77,10 +78,13 @@ __device__ inline Walk find_start(const Params& p, int block) {
       walk.granule = __shfl_sync(0xffffffffu, granule, source);
       walk.before = __shfl_sync(0xffffffffu, before, source);
       walk.claimed = __shfl_sync(0xffffffffu, mine_claimed, source);
+      const int64_t number = numbered + rows_upto - decoded_rows(p, s);
+      walk.numbered = __shfl_sync(0xffffffffu, static_cast<int32_t>(number), source);
       return walk;
     }
     granules += __shfl_sync(0xffffffffu, sum, 31);
     rows += __shfl_sync(0xffffffffu, upto, 31);
+    numbered += __shfl_sync(0xffffffffu, rows_upto, 31);
   }
   walk.left = 0;
   return walk;
@@ -94,6 +98,7 @@ __device__ __forceinline__ void record_row(const Params& p, const Unit& u, int b
     record.batch = u.batch, record.head = u.head, record.index = u.index, record.position = u.position;
     record.invalid = u.invalid;
     record.rows = u.rows, record.length_q = u.of.length_q, record.row_of_head = u.row_of_head;
+    record.number = u.number;
   }
   if (u.last) record.last = block;
 }
@@ -108,6 +113,7 @@ __device__ __forceinline__ RowRecord row_of(const Params& p, const RowRecord& bu
   RowRecord row = bundle;
   row.head = place.head, row.index = place.index;
   row.position = bundle.position - bundle.index + place.index;
+  row.number += i;
   return row;
 }
 
