@@ -44,7 +44,7 @@ Walk start_of(Shape p, int block, int wave, int& blocks) {
   for (int32_t b = 0; b < p.batch; ++b) {
     const Sequence s = sequence_at(p, b, claimed);
     sharing = sharing || shares_keys(p, s);
-    total += int64_t{row_share(p, before, s.rows).count} * s.granules;
+    total += int64_t{row_share(p, before, s.rows).count} * s.steps;
     before += s.rows;
     claimed = rows_claimed(p, claimed, b);
   }
@@ -54,18 +54,20 @@ Walk start_of(Shape p, int block, int wave, int& blocks) {
   if (block >= blocks) return walk;
   int64_t begin = share_begin(total, block, blocks);
   walk.left = share_begin(total, block + 1, blocks) - begin;
+  walk.partial = p.invariant ? static_cast<int32_t>(begin) : block;
   for (int32_t b = 0; b < p.batch; ++b) {
     const Sequence s = sequence_at(p, b, walk.claimed);
     const RowShare share = row_share(p, walk.before, s.rows);
-    const int64_t length = int64_t{share.count} * s.granules;
+    const int64_t length = int64_t{share.count} * s.steps;
     if (begin < length) {
       walk.batch = b;
-      walk.row = share.skip + static_cast<int32_t>(begin / s.granules);
-      walk.granule = static_cast<int32_t>(begin % s.granules);
+      walk.row = share.skip + static_cast<int32_t>(begin / s.steps);
+      walk.step = static_cast<int32_t>(begin % s.steps);
       return walk;
     }
     begin -= length;
     walk.before += s.rows;
+    walk.numbered += decoded_rows(p, s);
     walk.claimed = rows_claimed(p, walk.claimed, b);
   }
   ADD_FAILURE() << "a share that no row has";
@@ -74,15 +76,15 @@ Walk start_of(Shape p, int block, int wave, int& blocks) {
 
 void expect_every_key_once(const Batch& batch, int wave) {
   const Shape& p = batch.shape;
-  std::map<int, std::vector<std::pair<int, Unit>>> rows;  // by local row: block, unit
+  std::map<int, std::vector<Unit>> rows;  // by local row
   std::set<int> slots;
   int blocks = 1;
   for (int block = 0; block < blocks; ++block) {
     Walk walk = start_of(p, block, wave, blocks);
     while (walk.left > 0) {
       const Unit u = take(p, walk);
-      EXPECT_TRUE(slots.insert(u.local + block).second) << "slot of row " << u.local << ", block " << block;
-      rows[u.local].emplace_back(block, u);
+      EXPECT_TRUE(slots.insert(u.partial).second) << "slot of row " << u.local << ", block " << block;
+      rows[u.local].push_back(u);
     }
   }
   int expected = 0;
@@ -98,8 +100,8 @@ void expect_every_key_once(const Batch& batch, int wave) {
         const core::KeyRange want = core::visible_keys(mask, s, i, i);
         int64_t at = want.begin;
         for (size_t n = 0; n < parts.size(); ++n) {
-          const auto& [block, u] = parts[n];
-          EXPECT_EQ(block, parts[0].first + static_cast<int>(n));
+          const Unit& u = parts[n];
+          EXPECT_EQ(u.partial, parts[0].partial + static_cast<int>(n));
           EXPECT_EQ(u.first, n == 0);
           EXPECT_EQ(u.last, n + 1 == parts.size());
           EXPECT_EQ(u.batch, b);
@@ -130,11 +132,12 @@ void expect_bundles(const Batch& batch, int wave) {
     Walk walk = start_of(p, block, wave, blocks);
     while (walk.left > 0) {
       const Unit u = take(p, walk);
-      EXPECT_TRUE(slots.insert(u.local + block).second) << "slot of bundle " << u.local << ", block " << block;
+      EXPECT_TRUE(slots.insert(u.partial).second) << "partial of bundle " << u.local << ", block " << block;
       bundles[u.local].emplace_back(block, u);
     }
   }
   std::set<std::tuple<int, int, int>> seen, wanted;  // sequence, head, query
+  std::set<int> numbers;
   for (const auto& [local, parts] : bundles) {
     const Unit& u = parts[0].second;
     Keys all{1 << 30, 0};
@@ -145,6 +148,7 @@ void expect_bundles(const Batch& batch, int wave) {
       const int32_t index = row.position - batch.cu_q[static_cast<size_t>(u.batch)];
       EXPECT_TRUE(seen.emplace(u.batch, row.head, index).second);
       EXPECT_EQ(row.head / p.group, u.kv_head);
+      EXPECT_TRUE(numbers.insert(u.number + i).second);
       const int32_t lq = batch.cu_q[static_cast<size_t>(u.batch) + 1] - batch.cu_q[static_cast<size_t>(u.batch)];
       const core::Sequence s{u.batch,
                              0,
@@ -163,7 +167,7 @@ void expect_bundles(const Batch& batch, int wave) {
     EXPECT_LE(at, all.begin);
     for (size_t n = 0; n < parts.size(); ++n) {
       const auto& [block, part] = parts[n];
-      EXPECT_EQ(block, parts[0].first + static_cast<int>(n));
+      EXPECT_EQ(part.partial, parts[0].second.partial + static_cast<int>(n));
       EXPECT_EQ(part.first, n == 0);
       EXPECT_EQ(part.last, n + 1 == parts.size());
       EXPECT_EQ(part.start % kAlign, 0);
@@ -182,6 +186,11 @@ void expect_bundles(const Batch& batch, int wave) {
     }
   }
   EXPECT_EQ(seen, wanted);
+  EXPECT_EQ(numbers.size(), wanted.size());
+  if (!numbers.empty()) {
+    EXPECT_EQ(*numbers.begin(), 0);
+    EXPECT_EQ(*numbers.rbegin() + 1, static_cast<int>(wanted.size()));
+  }
 }
 
 TEST(DecodeSchedule, BundlesOfRows) {
@@ -194,6 +203,7 @@ TEST(DecodeSchedule, BundlesOfRows) {
       keys.push_back(draw(draw(4) == 0 ? 6000 : 300)), rows.push_back(std::min(draw(7), keys.back()));
     Batch batch(keys, rows, 2 * group, group);
     batch.shape.bundle = 1 << draw(4);
+    batch.shape.invariant = draw(2) == 1;
     batch.shape.left = draw(2) == 0 ? -1 : draw(400);
     batch.shape.right = draw(3) - 1;
     for (int b = 0; b < n; ++b) batch.first_key[static_cast<size_t>(b)] = draw(3) == 0 ? draw(500) : 0;
@@ -223,8 +233,40 @@ TEST(DecodeSchedule, WindowsPaddingAndRandomBatches) {
     batch.shape.left = draw(2) == 0 ? -1 : draw(400);
     batch.shape.right = draw(3) - 1;
     for (int b = 0; b < n; ++b) batch.first_key[static_cast<size_t>(b)] = draw(3) == 0 ? draw(500) : 0;
+    batch.shape.invariant = round % 2 == 1;
     expect_every_key_once(batch, 1 + draw(140));
     if (testing::Test::HasFailure()) return;
+  }
+}
+
+// options.batch_invariant: the parts of a row are a matter of its own length, and there is room for all of them.
+TEST(DecodeSchedule, CutByTheirOwnLengthsAlone) {
+  const auto cuts = [](Batch batch, int32_t sequence, int wave) {
+    batch.shape.invariant = true;
+    std::map<std::pair<int, int>, std::vector<std::pair<int, int>>>
+        out;  // of a head and query: begin and end of each part
+    int blocks = 1;
+    for (int block = 0; block < blocks; ++block) {
+      for (Walk walk = start_of(batch.shape, block, wave, blocks); walk.left > 0;) {
+        const Unit u = take(batch.shape, walk);
+        if (u.batch == sequence) out[{u.head, u.index}].emplace_back(u.keys.begin, u.keys.end);
+      }
+    }
+    return out;
+  };
+  const std::map<int32_t, size_t> parts{{1, 1}, {130, 1}, {1024, 2}, {5000, 3}, {16384, 8}, {65536, 16}};
+  for (const auto& [length, count] : parts) {
+    const auto alone = cuts(Batch({length}, {1}, 8, 1), 0, 132);
+    EXPECT_EQ(alone, cuts(Batch({300, length, 70000}, {2, 1, 1}, 8, 1), 1, 132)) << length;
+    EXPECT_EQ(alone, cuts(Batch({9000, 1, 2, length}, {1, 1, 1, 1}, 8, 1), 3, 7)) << length;
+    EXPECT_EQ(alone.at({0, 0}).size(), count) << length;
+  }
+  int32_t most = 0;
+  for (int32_t granules = 1; granules < 600000; granules += granules < 5000 ? 1 : 37) {
+    const int32_t piece = piece_granules(granules);
+    most = std::max(most, (granules + piece - 1) / piece);
+    ASSERT_LE(most, most_pieces(granules)) << granules;
+    ASSERT_LE(most, kMostBlocks);
   }
 }
 
@@ -270,21 +312,24 @@ TEST(DecodeSchedule, WhateverTheDeviceReads) {
 }
 
 TEST(DecodeSchedule, TheWorkspaceDoesNotGrowWithTheCache) {
-  EXPECT_EQ(Layout(256, 128, false, 132, false).rows_at_once, 256);
-  EXPECT_LE(Layout(256, 64, true, 132, false).size, 2 << 20);
+  EXPECT_EQ(Layout(256, 128, Form::one_pass, 132, false).rows_at_once, 256);
+  EXPECT_LE(Layout(256, 64, Form::given_x, 132, false).size, 2 << 20);
   for (const int dim : {64, 128}) {
-    for (const bool given_x : {false, true}) {
+    for (const Form form : {Form::one_pass, Form::given_x, Form::moments}) {
       for (const int64_t rows : {1, 8, 200, 1024, 100000}) {
         for (const bool sharing : {false, true}) {
-          const Layout layout(rows, dim, given_x, 132, sharing);
+          const Layout layout(rows, dim, form, 132, sharing);
           EXPECT_LE(layout.size, (int64_t{64} << 20) + (int64_t{3} << 20)) << rows << " rows, " << sharing;
           EXPECT_GE(layout.rows_at_once, 1);
           EXPECT_EQ(layout.blocks % 132, 0);
-          EXPECT_EQ(layout.rows_at_once, Layout(rows, dim, given_x, 132, !sharing).rows_at_once);
+          EXPECT_EQ(layout.rows_at_once, Layout(rows, dim, form, 132, !sharing).rows_at_once);
           if (sharing) {
             EXPECT_GE(layout.blocks, layout.rows_at_once);
           }
-          if (!given_x) {
+          const Layout cut(rows, dim, form, 132, sharing, 16);
+          EXPECT_LE(cut.size, int64_t{65} << 20);
+          EXPECT_GE(cut.rows_at_once, std::min<int64_t>(rows, 30)) << "pieces of a row take room, not all of it";
+          if (form != Form::given_x) {
             EXPECT_LE(layout.blocks, kMostBlocks);
           }
         }

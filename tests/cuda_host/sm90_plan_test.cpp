@@ -176,15 +176,20 @@ TEST(Sm90Plan, BatchInvariantWhereItHolds) {
   EXPECT_EQ(refuse(p, kH200), "");
   p.operation = core::Operation::backward;
   EXPECT_NE(refuse(p, kH200).find("batch_invariant"), std::string::npos);
+
+  p = over_cache(32, 8, 1, 16384, 128);
+  EXPECT_EQ(decode::pieces_of_rows(p), 0);
+  p.batch_invariant = true;
+  EXPECT_EQ(refuse(p, kH200), "");
+  EXPECT_EQ(decode::pieces_of_rows(p), 8);
+  EXPECT_NE(noted(p, "decode").find("its own length"), std::string::npos);
+  EXPECT_LE(plan(p, kH200).workspace_bytes, size_t{65} << 20);
 }
 
 TEST(Sm90Plan, RefusesOverCaches) {
   core::Problem p = over_cache(1, 8, 1, 1000, 128);
   p.solver = Solver::cg;
   EXPECT_NE(refuse(p, kH200).find("directly"), std::string::npos);
-  p = over_cache(1, 8, 1, 1000, 128);
-  p.batch_invariant = true;
-  EXPECT_NE(refuse(p, kH200), "");
   p = over_cache(1, 8, 1, 1000, 128);
   p.dtype = DType::f32;
   p.precision = Precision::tf32;

@@ -3,6 +3,7 @@
 
 #include <limits>
 
+#include "cuda/sm90/decode/partials.hpp"
 #include "plan/implementation.hpp"
 
 namespace lla::cuda::sm90::decode {
@@ -13,8 +14,14 @@ inline constexpr int64_t kLargestLength = std::numeric_limits<int32_t>::max() - 
 // Pure decisions, for any machine (plan.cpp; tested without a GPU).
 int kernel_dim(const core::Problem& problem);
 int64_t rows_sharing_keys(const core::Problem& problem);  // of a sequence, at most
-int bundle(const core::Problem& problem);                 // rows of a key head that make one pass
-int64_t most_bundles(const core::Problem& problem);
+bool two_passes(const core::Problem& problem);
+int64_t most_bundles(const core::Problem& problem, Form form);
+struct Workspace {
+  int64_t x;  // where x lies that two passes share
+  int64_t size;
+};
+Workspace workspace(const core::Problem& problem, int multiprocessors);
+int64_t pieces_of_rows(const core::Problem& problem);  // at most, under batch_invariant; else 0
 std::string refuse(const core::Problem& problem, const core::Machine& machine);
 core::Plan plan(const core::Problem& problem, const core::Machine& machine);
 core::Notes notes(const core::Problem& problem, const core::Plan& plan);

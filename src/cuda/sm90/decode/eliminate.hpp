@@ -11,6 +11,11 @@ namespace lla::cuda::sm90::decode {
 inline constexpr int kSolveThreads = 256;
 inline constexpr int kPanel = 8;
 inline constexpr int kGrid = 16;  // threads along a side of the matrix
+#ifdef LLA_K
+inline constexpr int kUnroll = LLA_K;
+#else
+inline constexpr int kUnroll = 2;
+#endif
 
 struct alignas(16) Four {
   float at[4];
@@ -37,7 +42,7 @@ struct Matrix {
   }
   // Where the panel's transposed columns have a row: those of a thread, every sixteenth, lie together.
   static constexpr unsigned place(unsigned row) { return row / 64 * 64 + row % kGrid * 4 + row / kGrid % 4; }
-  static constexpr int kRhs = kDim;     // row of the right-hand side in `columns`
+  static constexpr int kRhs = kDim;      // row of the right-hand side in `columns`
   static constexpr int kColumnRow = 12;  // floats of a row of them, that no two of eight lie in the same banks
 
   alignas(16) float lower[row_start(kDim)];
@@ -94,31 +99,15 @@ struct Remaining {
 
   // Takes L D Lᵀ of a panel off what is behind it.
   constexpr void update(const Matrix<kDim>& m, unsigned panel) {
-    const unsigned first = (panel + 1) / 2;  // block of columns that is not done
-#pragma unroll 1
-    for (int k = 0; k < kPanel; k += 2) {
-      float l[2][kBlocks]{}, u[2][kBlocks]{};
-#pragma unroll
-      for (unsigned half = 0; half < kBlocks / 4; ++half) {
-        if (4 * half + 3 < first) continue;
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const unsigned at = (k + e) * kDim + 64 * half;
-          const Four x = load_four(&m.scaled[at + 4 * row]), y = load_four(&m.panel[at + 4 * column]);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) l[e][4 * half + i] = x.at[i], u[e][4 * half + i] = y.at[i];
-        }
-      }
-      switch (first) {  // each block of columns, and those behind it
-        case 0: subtract<0>(l, u); [[fallthrough]];
-        case 1: subtract<1>(l, u); [[fallthrough]];
-        case 2: subtract<2>(l, u); [[fallthrough]];
-        case 3: subtract<3>(l, u); [[fallthrough]];
-        case 4: subtract<4>(l, u); [[fallthrough]];
-        case 5: subtract<5>(l, u); [[fallthrough]];
-        case 6: subtract<6>(l, u); [[fallthrough]];
-        default: subtract<7>(l, u);
-      }
+    switch ((panel + 1) / 2) {  // block of columns that is not done
+      case 0: update_from<0>(m); break;
+      case 1: update_from<1>(m); break;
+      case 2: update_from<2>(m); break;
+      case 3: update_from<3>(m); break;
+      case 4: update_from<4>(m); break;
+      case 5: update_from<5>(m); break;
+      case 6: update_from<6>(m); break;
+      default: update_from<7>(m);
     }
     if (thread >= kDim) return;
     float right[kPanel]{};
@@ -133,13 +122,24 @@ struct Remaining {
     return m.columns[row * Matrix<kDim>::kColumnRow + j];
   }
 
-  template <int b>
-  constexpr void subtract(const float (&l)[2][kBlocks], const float (&u)[2][kBlocks]) {
-    if constexpr (b < kBlocks) {
+  template <int first>
+  constexpr void update_from(const Matrix<kDim>& m) {
+    if constexpr (first < kBlocks) {
+#pragma unroll kUnroll
+      for (unsigned k = 0; k < kPanel; ++k) {
+        float l[kBlocks]{}, u[kBlocks]{};
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
+        for (int half = first / 4; half < kBlocks / 4; ++half) {
+          const unsigned from = k * kDim + 64 * half;
+          const Four x = load_four(&m.scaled[from + 4 * row]), y = load_four(&m.panel[from + 4 * column]);
 #pragma unroll
-        for (int a = b; a < kBlocks; ++a) at[a][b] -= l[e][a] * u[e][b];
+          for (int i = 0; i < 4; ++i) l[4 * half + i] = x.at[i], u[4 * half + i] = y.at[i];
+        }
+#pragma unroll
+        for (int b = first; b < kBlocks; ++b) {
+#pragma unroll
+          for (int a = b; a < kBlocks; ++a) at[a][b] -= l[a] * u[b];
+        }
       }
     }
   }

@@ -192,8 +192,7 @@ struct BundlePass {
     if (u.first) feed.invalid |= others_miss_a_page(p.cache, u, threadIdx.x, kGivenXThreads);
     stream(feed, u, next);
     const bool wrong = __syncthreads_or(feed.invalid) || u.invalid;
-    float* const partial =
-        p.partials + int64_t{u.local + static_cast<int>(blockIdx.x)} * given_x_partial_floats(C::kDim);
+    float* const partial = p.partials + int64_t{u.partial} * given_x_partial_floats(C::kDim);
 #pragma unroll
     for (int n = 0; n < kQuads; ++n) {
       publish(quad[n], partial + n * kQuadRows * given_x_row_floats(C::kDim), min(kQuadRows, u.rows - n * kQuadRows),
@@ -213,8 +212,8 @@ __device__ __forceinline__ void stage_rows(GivenXShared<C>& s, const Params& p, 
       const UnitRow from = row_of(p, u, row);
       const int64_t at_q = row_offset(p.q, u.batch, from.position, from.head) + d * p.q.stride[3];
       const int64_t at_x = row_offset(p.x, u.batch, from.position, from.head) + d * p.x.stride[3];
-      const float x = p.solved_x ? p.solved_x[int64_t{u.number + row} * C::kDim + d]
-                                 : load_as<float>(p.x.data, p.x.dtype, at_x);
+      const float x =
+          p.solved_x ? p.solved_x[int64_t{u.number + row} * C::kDim + d] : load_as<float>(p.x.data, p.x.dtype, at_x);
       qx = {load_as<float>(p.q.data, p.q.dtype, at_q), x};
     }
     s.query_x[row][d] = qx;
@@ -236,7 +235,7 @@ __global__ void __launch_bounds__(kGivenXThreads, 1) given_x_kernel(const __grid
     to.local = -1;
     if (s.walk.left == 0) return;
     to = take(p, s.walk);
-    record_row(p, to, blockIdx.x);
+    record_row(p, to);
   };
   if (threadIdx.x < 32) {
     const Walk start = find_start(p, blockIdx.x);

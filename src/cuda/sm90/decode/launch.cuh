@@ -8,8 +8,8 @@
 
 namespace lla::cuda::sm90::decode {
 
-inline Layout layout_of(const Launch& call, bool given_x) {
-  return {call.rows, call.dim, given_x, call.multiprocessors, call.sharing > call.p.bundle};
+inline Layout layout_of(const Launch& call) {
+  return {call.rows, call.dim, call.form, call.multiprocessors, call.sharing > call.p.bundle, call.pieces};
 }
 
 // Calls `part` with the parameters of one share of the rows after the other.
@@ -18,6 +18,7 @@ Status for_each_share(const Launch& call, const Layout& at, const Part& part) {
   std::byte* const base = static_cast<std::byte*>(call.workspace);
   Params p = call.p;
   p.wave = call.multiprocessors;
+  p.invariant = call.pieces > 0;
   p.partials = reinterpret_cast<float*>(base);
   p.records = reinterpret_cast<RowRecord*>(base + at.records);
   p.live_rows = reinterpret_cast<int32_t*>(base + at.live_rows);

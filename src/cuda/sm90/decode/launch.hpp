@@ -10,12 +10,14 @@ namespace lla::cuda::sm90::decode {
 // A call: at most so many rows (or bundles of them), in the given workspace. Of p, the workspace's pointers and the share of the rows are
 // set here.
 struct Launch {
+  Form form;
   Params p;
   int64_t rows;
   int dim;  // 64 or 128: of the kernel
   bool bf16;
   int multiprocessors;
   int64_t sharing;  // rows of a sequence that have the same keys, at most
+  int64_t pieces;   // of a row, at most, where rows are cut by their own lengths; else 0
   void* workspace;
   cudaStream_t stream;
 };
@@ -24,11 +26,13 @@ struct Launch {
 // where there is no table.
 Status describe_cache(Params& p);
 
-Status launch(const Launch& call, bool given_x);
+Status launch(const Launch& call);
 
 template <int kDim, bool kBf16>
 Status launch_solved(const Launch& call);
 template <int kDim, bool kBf16>
 Status launch_given_x(const Launch& call);
+template <int kDim>
+Status launch_moments(const Launch& call);  // of bf16
 
 }  // namespace lla::cuda::sm90::decode

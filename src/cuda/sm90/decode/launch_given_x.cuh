@@ -8,7 +8,7 @@ namespace lla::cuda::sm90::decode {
 template <int kDim, bool kBf16, bool kSmallPages>
 Status launch_given_x_in(const Launch& call) {
   using C = GivenXConfig<kDim, kBf16, kSmallPages>;
-  const Layout layout = layout_of(call, true);
+  const Layout layout = layout_of(call);
   return for_each_share(call, layout, [&](const Params& p) -> Status {
     LLA_RETURN_IF_ERROR(launch_early(given_x_kernel<C>, dim3(static_cast<unsigned>(layout.blocks)), kGivenXThreads,
                                      sizeof(GivenXShared<C>), call.stream, "launching the decode kernel for given x",

@@ -16,7 +16,7 @@ Status launch_solve(const Params& p, int32_t rows, cudaStream_t stream) {
 template <int kDim, bool kBf16, bool kSmallPages>
 Status launch_solved_in(const Launch& call) {
   using C = Config<kDim, kBf16, kSmallPages>;
-  const Layout layout = layout_of(call, false);
+  const Layout layout = layout_of(call);
   return for_each_share(call, layout, [&](const Params& p) -> Status {
     LLA_RETURN_IF_ERROR(launch_early(stream_kernel<C>, dim3(static_cast<unsigned>(layout.blocks)), C::kThreads,
                                      sizeof(Shared<C>), call.stream, "launching the decode kernel", p));

@@ -219,8 +219,8 @@ struct Ring {
           const bool there = at.x >= 0 && d < (which == 0 ? p.dim : p.value_dim);
           const int64_t element = at.x * operand.stride[0] + at.y * operand.stride[1] +
                                   from.kv_head * operand.stride[2] + d * operand.stride[3];
-          *reinterpret_cast<uint16_t*>((which == 0 ? to.keys : to.values) + raw_offset<C::kBoxBytes>(row, d / 8) + d % 8 * 2) =
-              there ? base[element] : 0;
+          *reinterpret_cast<uint16_t*>((which == 0 ? to.keys : to.values) + raw_offset<C::kBoxBytes>(row, d / 8) +
+                                       d % 8 * 2) = there ? base[element] : 0;
         }
       }
     }

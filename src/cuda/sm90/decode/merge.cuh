@@ -247,8 +247,8 @@ struct RowParts {
         return fmaf(x, inverse, part * (s.from_mean[row] * from_column - s.stream_mean[row] * mean_column));
       };
       const float4 v = sum[e];
-      sum[e] = {centred(v.x, i, from.x, mean.x), centred(v.y, i, from.y, mean.y),
-                centred(v.z, i + 8, from.x, mean.x), centred(v.w, i + 8, from.y, mean.y)};
+      sum[e] = {centred(v.x, i, from.x, mean.x), centred(v.y, i, from.y, mean.y), centred(v.z, i + 8, from.x, mean.x),
+                centred(v.w, i + 8, from.y, mean.y)};
     }
 #pragma unroll 1
     for (int first = 0; first < parts; first += kPiecesAtOnce) {

@@ -8,14 +8,15 @@
 // row that follows only where a weight would become large: bf16 has fp32's range.
 #pragma once
 
+#include "cuda/common/convert.cuh"
 #include "cuda/sm90/decode/given_x_rows.cuh"
 #include "cuda/sm90/decode/multiply.cuh"
 
 namespace lla::cuda::sm90::decode {
 
-inline constexpr int kWeighers = 4;       // warps, of sixteen keys each
-inline constexpr int kRangeSlack = 16;    // bits in units of sqrt(w) that a logit may exceed the maximum by
-inline constexpr int kNegligible = 20;    // what the sums may be behind a maximum before they follow
+inline constexpr int kWeighers = 4;        // warps, of sixteen keys each
+inline constexpr int kRangeSlack = 16;     // bits in units of sqrt(w) that a logit may exceed the maximum by
+inline constexpr int kNegligible = 20;     // what the sums may be behind a maximum before they follow
 inline constexpr int kDisplacedKeys = 16;  // of a warp, of a unit
 
 template <int kDim_, bool kSmallPages_>
@@ -38,7 +39,7 @@ struct MomentsShared {
   };
   alignas(1024) unsigned char stage[C::kRawSlots][C::kStageBytes];
   alignas(1024) unsigned char extra[C::kStageBytes];  // first keys of the row, then those that were the heaviest
-  alignas(16) float weights[C::kRawSlots + 1][C::kRows][kTileKeys];  // the last: of `extra`
+  alignas(16) float weights[C::kRawSlots + 1][C::kRows][kTileKeys];   // the last: of `extra`
   alignas(16) unsigned char apart[kWeighers][C::kRows][C::kDim * 2];  // the heaviest key of each warp
   Head head[C::kRawSlots + 1];
   float query[C::kRows][C::kDim];
@@ -54,7 +55,9 @@ struct MomentsShared {
   Barrier full[C::kRawSlots + 1], empty[C::kRawSlots], finished;
   Barrier loaded[kWeighers][C::kRawSlots], extra_loaded[kWeighers];
 
-  __device__ __forceinline__ RawTile tile(int warp, int slot) { return {stage[slot] + warp * kWarpKeys * 128, nullptr}; }
+  __device__ __forceinline__ RawTile tile(int warp, int slot) {
+    return {stage[slot] + warp * kWarpKeys * 128, nullptr};
+  }
 };
 // What the ring sees for the first keys of a row.
 template <class C>
@@ -63,7 +66,7 @@ struct FirstKeys {
     static constexpr int kRawSlots = 1;
   };
   MomentsShared<C>& s;
-  Barrier (*const loaded)[1] = reinterpret_cast<Barrier(*)[1]>(s.extra_loaded);
+  Barrier (*const loaded)[1] = reinterpret_cast<Barrier (*)[1]>(s.extra_loaded);
   __device__ __forceinline__ RawTile tile(int warp, int) { return {s.extra + warp * kWarpKeys * 128, nullptr}; }
 };
 
@@ -224,8 +227,7 @@ struct Weigher {
       float q = 0;
       if (r < u.rows && d < p.dim) {
         const UnitRow from = row_of(p, u, r);
-        q = load_as<float>(p.q.data, p.q.dtype,
-                           row_offset(p.q, u.batch, from.position, from.head) + d * p.q.stride[3]);
+        q = load_as<float>(p.q.data, p.q.dtype, row_offset(p.q, u.batch, from.position, from.head) + d * p.q.stride[3]);
       }
       s.query[r][d] = q;
     }
@@ -343,8 +345,7 @@ struct Weigher {
         float* const vectors = partial + kPartialHead;
         vectors[d] = s.centre[d];
         vectors[C::kDim + d] =
-            best < 0 ? 0
-                     : widen_pair<C::kBf16>(reinterpret_cast<const uint16_t*>(s.apart[best][r])[d]).x - s.centre[d];
+            best < 0 ? 0 : widen_pair<C::kBf16>(reinterpret_cast<const uint16_t*>(s.apart[best][r])[d]).x - s.centre[d];
       }
       if (thread != 0) continue;
       int top = s.max[0][r];
@@ -374,13 +375,13 @@ struct Weigher {
         s.unit.local = -1;
         if (s.walk.left > 0) {
           s.unit = take(p, s.walk);
-          record_row(p, s.unit, blockIdx.x);
+          record_row(p, s.unit);
         }
       }
       weighers_sync();
       const Unit& u = s.unit;
       if (u.local < 0) break;
-      const int partial = (u.local + static_cast<int>(blockIdx.x)) * C::kRows;
+      const int partial = u.partial * C::kRows;
       begin(u);
       stream(u, partial);
       publish(u, p.partials + int64_t{partial} * partial_floats(C::kDim, false));
@@ -415,7 +416,9 @@ struct MomentsTask {
   uint32_t left[2][4];
   int sums_max, partial_max;
 
-  __device__ __forceinline__ static int column() { return 64 * kBlock + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4; }
+  __device__ __forceinline__ static int column() {
+    return 64 * kBlock + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+  }
 
   __device__ __forceinline__ void scale(float factor) {
 #pragma unroll

@@ -8,7 +8,7 @@ namespace lla::cuda::sm90::decode {
 
 // Which partial sums make a row: partials [row + first, row + last].
 struct RowRecord {
-  int32_t first, last;  // blocks
+  int32_t first, last;
   int32_t batch, head, index;
   int32_t position;  // of the query in q
   int32_t invalid;   // the sequence is not usable: NaN
@@ -43,7 +43,8 @@ constexpr ProductTile value_tile(int dim, int b) {
 }
 // Keys' rows; the second block leaves out what the first has by symmetry. Without products of values they come first.
 constexpr ProductTile key_tile(int dim, int b, bool values = true) {
-  if (!values) return dim == 64 ? ProductTile{0, 0, 8, 0} : b == 0 ? ProductTile{1, 0, 16, 0} : ProductTile{0, 64, 8, 64 * 136};
+  if (!values)
+    return dim == 64 ? ProductTile{0, 0, 8, 0} : b == 0 ? ProductTile{1, 0, 16, 0} : ProductTile{0, 64, 8, 64 * 136};
   return dim == 64 ? ProductTile{0, 0, 8, 64 * 72}
          : b == 0  ? ProductTile{1, 0, 16, 64 * (136 + 72 + 136)}
                    : ProductTile{0, 64, 8, 64 * 136};
@@ -65,25 +66,39 @@ constexpr int given_x_row_floats(int dim) { return kGivenXHead + 2 * dim; }
 constexpr int given_x_partial_floats(int dim) { return kGivenXBundle * given_x_row_floats(dim); }
 
 // Where things lie in the workspace. Independent of the cache's capacity: a partial for every row of a launch and every
-// block. Where there are more rows, they go in several launches.
+// block, or under batch_invariant for every piece of every row. Where there are more rows, they go in several launches.
 //
 // A launch that may have rows that share keys has a block for every row, wave after wave (blocks_for in schedule.hpp
 // says how many of them work).
 inline constexpr int kMostBlocks = 512;  // of a launch that solves: a row may have a part in each
+
+// What a launch makes: the output, from one pass that solves or from x; or the sums to solve for x from.
+enum class Form { one_pass, given_x, moments };
+constexpr int bundle_of(Form form, int dim) {
+  return form == Form::given_x ? kGivenXBundle : form == Form::moments ? moments_bundle(dim) : 1;
+}
+constexpr int64_t partial_bytes(Form form, int dim) {
+  if (form == Form::given_x) return int64_t{4} * given_x_partial_floats(dim);
+  return int64_t{4} * bundle_of(form, dim) * partial_floats(dim, form == Form::one_pass);
+}
+
 struct Layout {
   int32_t rows_at_once = 0;
   int32_t blocks = 0;                            // of a launch
   int64_t records = 0, live_rows = 0, size = 0;  // partials come first
 
   // `sharing`: whether rows may share keys. The rows of a launch do not depend on it, so that it changes no bits.
-  Layout(int64_t rows, int dim, bool given_x, int multiprocessors, bool sharing) {
-    const int64_t partial = int64_t{given_x ? given_x_partial_floats(dim) : partial_floats(dim)} * 4;
-    const int64_t room = given_x ? kMostBytes / partial / 2 : std::min<int64_t>(kMostBytes / partial / 2, kMostBlocks);
-    const int64_t most = std::max<int64_t>(1, room / multiprocessors) * multiprocessors;
+  // `pieces`: of a row, at most, where rows are cut by their own lengths; else 0.
+  Layout(int64_t rows, int dim, Form form, int multiprocessors, bool sharing, int64_t pieces = 0) {
+    const int64_t partial = partial_bytes(form, dim), fit = kMostBytes / partial / 2;
+    const int64_t room = form == Form::given_x ? fit : std::min<int64_t>(fit, kMostBlocks);
+    const int64_t most =
+        pieces > 0 ? kMostBytes / (partial * pieces) : std::max<int64_t>(1, room / multiprocessors) * multiprocessors;
     rows_at_once = static_cast<int32_t>(std::max<int64_t>(1, std::min(rows, most)));
     const int32_t waves = sharing ? (rows_at_once + multiprocessors - 1) / multiprocessors : 1;
     blocks = waves * multiprocessors;
-    records = (partial * (int64_t{rows_at_once} + blocks) + 255) / 256 * 256;
+    const int64_t partials = pieces > 0 ? rows_at_once * pieces : int64_t{rows_at_once} + blocks;
+    records = (partial * partials + 255) / 256 * 256;
     live_rows = records + int64_t{rows_at_once} * int64_t{sizeof(RowRecord)};
     size = live_rows + 16;
   }

@@ -12,8 +12,13 @@ namespace {
 using core::cat;
 using core::Problem;
 
-Layout layout_of(const Problem& p, int multiprocessors) {
-  return {most_bundles(p), kernel_dim(p), p.given_x(), multiprocessors, rows_sharing_keys(p) > bundle(p)};
+Layout layout_of(const Problem& p, Form form, int multiprocessors) {
+  return {most_bundles(p, form),
+          kernel_dim(p),
+          form,
+          multiprocessors,
+          rows_sharing_keys(p) > bundle_of(form, kernel_dim(p)),
+          pieces_of_rows(p)};
 }
 
 }  // namespace
@@ -23,23 +28,38 @@ int kernel_dim(const Problem& p) { return std::max(p.dim, p.value_dim) <= 64 ? 6
 // A bound: beside prompts, theirs. How many blocks work is decided by the rows there are (blocks_for).
 int64_t rows_sharing_keys(const Problem& p) { return p.seqlen_q * p.group(); }
 
-// With x given rows of a key head share a pass; solved, every row has a matrix of its own.
-int bundle(const Problem& p) { return p.given_x() ? kGivenXBundle : 1; }
+// One pass that solves takes as long for every row. Rows that share keys take two: one for the sums that x is solved
+// from, several rows at once, one with x given. Which of them is a matter of the group, or of queries that all sequences
+// have equally many of: not of what else is in the batch, which would change bits. f16 has no range for the first pass.
+bool two_passes(const Problem& p) {
+  return !p.given_x() && p.dtype == DType::bf16 && (p.group() > 1 || (!p.packed && p.seqlen_q > 1));
+}
 
-// Sequences of which the host knows the queries of all together fill their last bundle or do not.
-int64_t most_bundles(const Problem& p) {
+// Sequences of which the host knows only all queries together fill their last bundle or do not.
+int64_t most_bundles(const Problem& p, Form form) {
   const int64_t rows = most_decoded_rows(p), key_heads = p.heads_q / p.group();
-  if (bundle(p) == 1) return rows;
-  const int64_t of_a_head = rows / key_heads;
-  if (!p.packed) return key_heads * p.batch * ((of_a_head / std::max<int64_t>(p.batch, 1) + bundle(p) - 1) / bundle(p));
-  return key_heads * std::min(of_a_head, of_a_head / bundle(p) + p.batch);
+  const int64_t bundle = bundle_of(form, kernel_dim(p)), of_a_head = rows / key_heads;
+  if (bundle == 1) return rows;
+  if (!p.packed) return key_heads * p.batch * ((of_a_head / std::max<int64_t>(p.batch, 1) + bundle - 1) / bundle);
+  return key_heads * std::min(of_a_head, of_a_head / bundle + p.batch);
+}
+
+// Of two passes each has the workspace for itself, but for x.
+Workspace workspace(const Problem& p, int multiprocessors) {
+  const auto size = [&](Form form) { return layout_of(p, form, multiprocessors).size; };
+  if (!two_passes(p)) return {0, size(p.given_x() ? Form::given_x : Form::one_pass)};
+  const int64_t x = (std::max(size(Form::moments), size(Form::given_x)) + 255) / 256 * 256;
+  return {x, x + most_decoded_rows(p) * kernel_dim(p) * int64_t{sizeof(float)}};
+}
+
+int64_t pieces_of_rows(const Problem& p) {
+  return p.batch_invariant ? most_pieces(static_cast<int32_t>((p.seqlen_k + kGranule - 1) / kGranule)) : 0;
 }
 
 std::string refuse(const Problem& p, const core::Machine& m) {
   if (p.dtype != DType::bf16 && p.dtype != DType::f16) return "takes caches of bf16 and f16";
   if (p.solver == Solver::cg) return "solves rows over a cache directly";
   if (p.weights == Weights::cached) return "keeps no weights of rows over a cache";
-  if (p.batch_invariant) return "splits the keys of a cache by what else is in the batch";
   if (p.seqlen_k > kLargestLength || p.total_q > kLargestLength || p.batch > kLargestLength)
     return "takes sequences shorter than 2^31 - 1024";
   if (most_decoded_rows(p) > kLargestLength) return "takes up to 2^31 - 1024 rows over all heads";
@@ -53,14 +73,23 @@ core::Plan plan(const Problem& p, const core::Machine& m) {
   plan.block_rows = 1;
   plan.block_keys = kGranule;
   plan.workers = m.cuda.multiprocessors;
-  plan.workspace_bytes = static_cast<size_t>(layout_of(p, plan.workers).size);
+  plan.workspace_bytes = static_cast<size_t>(workspace(p, plan.workers).size);
   return plan;
 }
 
 core::Notes notes(const Problem& p, const core::Plan& plan) {
+  const Form form = p.given_x() ? Form::given_x : two_passes(p) ? Form::moments : Form::one_pass;
+  const int together = bundle_of(form, kernel_dim(p));
+  const std::string rows = form == Form::moments
+                               ? cat(together, " rows of a key head from one pass over its keys, and ", kGivenXBundle,
+                                     " from a second, with x")
+                           : together > 1 ? cat("up to ", together, " rows of a key head from one pass over its keys")
+                                          : std::string("every row from one pass over its keys");
   return {{"head dimension", cat(kernel_dim(p), " in the kernel")},
-          {"decode", cat("every row from one pass over its keys, split over ", plan.workers, " blocks by the lengths")},
-          {"rows at once", cat(layout_of(p, plan.workers).rows_at_once)}};
+          {"decode",
+           cat(rows, ", ", p.batch_invariant ? "cut by its own length alone, over " : "split by the lengths over ",
+               plan.workers, " blocks")},
+          {"rows at once", cat(int64_t{layout_of(p, form, plan.workers).rows_at_once} * together)}};
 }
 
 }  // namespace lla::cuda::sm90::decode

@@ -7,6 +7,9 @@
 //
 // Where rows of a key head make their pass together, a row of the line is a bundle of them: its keys are those that any
 // of them sees.
+//
+// Under options.batch_invariant a row is cut by its own length alone. The line then goes in steps of such a piece, every
+// piece is a unit, and its partial is its place along the line.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +30,7 @@ struct Shape {
   // The part of the rows this launch works on, counted over all decoded sequences.
   int32_t first_row, row_count;
   int32_t wave;        // blocks that run at a time
+  bool invariant;      // rows are cut by their own lengths
   int32_t bundle = 1;  // rows of a key head that make one pass
 };
 
@@ -44,6 +48,7 @@ struct Sequence {
   int32_t first;              // visible key
   int32_t rows;               // of the line, decoded here: 0 where the forward takes them
   int32_t granules;           // of each row
+  int32_t step, steps;        // granules of a step along the line, and steps of each row
   bool invalid;
 };
 
@@ -66,6 +71,21 @@ constexpr int32_t bundles_of(const Shape& p, int32_t length_q) {
 // Where the rows of the next sequence begin, whatever cu_q holds (core::rows_before). Pass it on from b to b + 1.
 constexpr int32_t rows_claimed(const Shape& p, int32_t claimed, int32_t b) {
   return p.cu_q && p.cu_q[b + 1] > claimed ? p.cu_q[b + 1] : claimed;
+}
+
+// Granules of a piece of a row, a power of two, where rows are cut by their own lengths: half as many pieces as a piece
+// has granules. A row of 1,024 keys has 2 pieces, of 16,384 8, of 65,536 16: enough to spread few rows over the device,
+// few enough that many rows do not drown in partial sums. A row has kMostPieces at most.
+inline constexpr int32_t kMostPieces = 256;
+constexpr int32_t piece_granules(int32_t granules) {
+  int32_t piece = 1;
+  while (int64_t{piece} * piece < 2 * int64_t{granules} || piece < granules / kMostPieces) piece *= 2;
+  return piece;
+}
+// The most pieces of a row of up to so many granules.
+constexpr int32_t most_pieces(int32_t granules) {
+  const int32_t piece = piece_granules(granules), whole = (granules + piece - 1) / piece;
+  return whole > piece / 4 ? whole : piece / 4;  // piece / 4: of rows just short of pieces of this size
 }
 
 // Sequence b, as core::sequence has it; `claimed`: rows_claimed of those before.
@@ -96,6 +116,8 @@ constexpr Sequence sequence_at(const Shape& p, int32_t b, int32_t claimed) {
     most = clamp_to(window + kAlign, most < all ? most : all, all);
   }
   s.granules = most > 0 ? (most + kGranule - 1) / kGranule : 1;
+  s.step = p.invariant ? piece_granules(s.granules) : 1;
+  s.steps = (s.granules + s.step - 1) / s.step;
   return s;
 }
 
@@ -132,25 +154,27 @@ constexpr int working_blocks(int64_t granules, int64_t rows, int blocks) {
 }
 // Blocks for the live rows of a launch: one that goes along its share for each multiprocessor. Rows that share keys run
 // at the same time, each in a block of its own, so that the keys come from memory once and from L2 for the others.
-constexpr int blocks_for(const Shape& p, int64_t granules, int64_t live, bool sharing) {
+constexpr int blocks_for(const Shape& p, int64_t steps, int64_t live, bool sharing) {
   const int64_t waves = sharing && live > p.wave ? (live + p.wave - 1) / p.wave : 1;
-  return working_blocks(granules, live, static_cast<int>(waves * p.wave));
+  if (p.invariant) return static_cast<int>(steps < waves * p.wave ? steps : waves * p.wave);
+  return working_blocks(steps, live, static_cast<int>(waves * p.wave));
 }
 constexpr bool shares_keys(const Shape& p, const Sequence& s) {
   return s.rows > 0 && int64_t{s.length_q} * p.group > p.bundle;
 }
 // Rows of a launch that are put together in clusters.
 constexpr int32_t few_rows(int multiprocessors) { return multiprocessors / 4; }
-constexpr int64_t share_begin(int64_t granules, int block, int blocks) { return granules * block / blocks; }
+constexpr int64_t share_begin(int64_t steps, int block, int blocks) { return steps * block / blocks; }
 
 // What a block has yet to do.
 struct Walk {
   int32_t batch, row;  // next unit: row of the sequence
-  int32_t granule;     // its first
+  int32_t step;        // its first
   int32_t before;      // decoded rows of the sequences before
   int32_t claimed;     // rows_claimed of them
   int32_t numbered;    // rows of those before, bundles counted as the rows they are
-  int64_t left;        // granules; 0: nothing
+  int64_t left;        // steps; 0: nothing
+  int32_t partial;     // the block, or under batch_invariant the next unit's place along the line
 };
 
 // A part of one row, or of a bundle.
@@ -162,6 +186,7 @@ struct Unit {
   int32_t position;     // of the query in q
   int32_t local;        // row of this launch
   int32_t number;       // of the (first) row among all decoded ones, whatever the launch
+  int32_t partial;      // where its sums go
   Keys row, keys;       // all of the row, and those of this unit
   Keys sequence;        // what any row of the sequence sees
   Sequence of;
@@ -192,7 +217,7 @@ constexpr Unit take(const Shape& p, Walk& walk) {
     s = sequence_at(p, walk.batch, walk.claimed);
     share = row_share(p, walk.before, s.rows);
     walk.row = share.skip;
-    walk.granule = 0;
+    walk.step = 0;
   }
   const int32_t bundles = bundles_of(p, s.length_q), rows = s.length_q * p.group;
   Unit u{};
@@ -211,16 +236,17 @@ constexpr Unit take(const Shape& p, Walk& walk) {
   u.row = {one_head ? keys_of(p, s, place.index).begin : u.sequence.begin,
            one_head ? keys_of(p, s, last.index).end : u.sequence.end};
   u.invalid = s.invalid;
-  const int32_t remaining = s.granules - walk.granule;
-  const int32_t count = walk.left < remaining ? static_cast<int32_t>(walk.left) : remaining;
-  u.first = walk.granule == 0;
-  u.last = walk.granule + count == s.granules;
-  u.start = aligned(u.row.begin) + walk.granule * kGranule;
+  const int32_t remaining = s.steps - walk.step;
+  const int32_t count = p.invariant ? 1 : walk.left < remaining ? static_cast<int32_t>(walk.left) : remaining;
+  u.first = walk.step == 0;
+  u.last = walk.step + count == s.steps;
+  u.start = aligned(u.row.begin) + walk.step * s.step * kGranule;
   u.keys = {clamp_to(u.start, u.row.begin, u.row.end),
-            clamp_to(int64_t{u.start} + count * kGranule, u.row.begin, u.row.end)};
+            clamp_to(int64_t{u.start} + int64_t{count} * s.step * kGranule, u.row.begin, u.row.end)};
+  u.partial = p.invariant ? walk.partial++ : u.local + walk.partial;
   walk.left -= count;
-  walk.granule += count;
-  if (walk.granule == s.granules) ++walk.row, walk.granule = 0;
+  walk.step += count;
+  if (walk.step == s.steps) ++walk.row, walk.step = 0;
   return u;
 }
 

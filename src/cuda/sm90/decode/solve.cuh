@@ -12,9 +12,9 @@ namespace lla::cuda::sm90::decode {
 template <int kDim, int kCluster, int kBundle = 1>
 struct RowSolve : RowParts<kDim, kCluster, kBundle> {
   using Parts = RowParts<kDim, kCluster, kBundle>;
+  using Parts::kSplit, Parts::kStrips, Parts::kQuads, Parts::kAtOnce;
   using Parts::Parts, Parts::s, Parts::p, Parts::record, Parts::parts, Parts::thread, Parts::lane, Parts::rank;
   using Parts::sub, Parts::total, Parts::stream, Parts::key_scale, Parts::value_scale;
-  using Parts::kSplit, Parts::kStrips, Parts::kQuads, Parts::kAtOnce;
   float ridge = INFINITY, q = 0;  // of this thread's column
 
   // Asks for the query and the ridge. By the first block.
@@ -141,8 +141,7 @@ struct RowSolve : RowParts<kDim, kCluster, kBundle> {
 };
 
 template <int kDim, bool kBf16, int kCluster>
-__global__ void __launch_bounds__(kSolveThreads, kDim == 128 ? 2 : 3)
-    solve_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kSolveThreads, kDim == 128 ? 2 : 3) solve_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   SolveShared<kDim>& s = *reinterpret_cast<SolveShared<kDim>*>(memory);
   namespace cg = cooperative_groups;

@@ -20,12 +20,12 @@ __device__ __forceinline__ void convert(Shared<C>& s, const Params& p, int threa
       s.unit.local = -1;
       if (s.walk.left > 0) {
         s.unit = take(p, s.walk);
-        record_row(p, s.unit, blockIdx.x);
+        record_row(p, s.unit);
       }
     }
     converters_sync<C>();
     if (s.unit.local < 0) break;
-    run_unit<C>(c, ring, s.unit, s.unit.local + static_cast<int>(blockIdx.x), tiles_done, fills, attempts);
+    run_unit<C>(c, ring, s.unit, s.unit.partial, tiles_done, fills, attempts);
     converters_sync<C>();
   }
   if (static_cast<uint32_t>(c.warpgroup) == tiles_done % C::kConverterWarpgroups) {

@@ -40,6 +40,11 @@ struct UnitRun {
     return u.start + tile * kTileKeys + (c.warp % 4) * kWarpKeys;
   }
   __device__ __forceinline__ int tiles() const { return max(0, u.keys.end - u.start + kTileKeys - 1) / kTileKeys; }
+  // Empty ones, so that the next unit begins with the same warpgroup, whatever the block has done before.
+  __device__ __forceinline__ int padding() const {
+    constexpr int kAll = C::kConverterWarpgroups;
+    return p.invariant ? (kAll - (tiles() + 1) % kAll) % kAll : 0;
+  }
   // Of this warpgroup, where the block has done so many.
   __device__ __forceinline__ int first_tile(uint32_t tiles_done) const {
     return static_cast<int>((c.warpgroup + C::kConverterWarpgroups - tiles_done % C::kConverterWarpgroups) %
@@ -174,8 +179,9 @@ struct UnitRun {
     c.clear();
 #pragma unroll 1
     for (int ahead = 1; ahead < C::kRawSlots; ++ahead) ask(own + C::kConverterWarpgroups * ahead);
+    int tile = own;
 #pragma unroll 1
-    for (int tile = own; tile < tiles; tile += C::kConverterWarpgroups) {
+    for (; tile < tiles; tile += C::kConverterWarpgroups) {
       const int chunk = tile / kRestart * kRestart;
       if (chunk > 0 && tile - chunk < C::kConverterWarpgroups && chunk + C::kConverterWarpgroups <= tiles)
         agree_on_maximum();
@@ -186,7 +192,13 @@ struct UnitRun {
     }
     if (c.lane == 0) s.heaviest_logit[c.warp] = c.heaviest;
     const bool large = named_any(kConverterBarrier, C::kConverters, too_large());
-    if (first_tile(tiles_done + tiles) == 0) {
+    const int padded = tiles + padding();
+#pragma unroll 1
+    for (; tile < padded; tile += C::kConverterWarpgroups) {
+      c.template tile<false>(ring.take_empty(), 0, (fills & 1) ^ 1, tile == 0 ? kFresh : 0, partial);
+      ++fills;
+    }
+    if (first_tile(tiles_done + padded) == 0) {
       const int best = heaviest_warp();
       const RawTile raw = ring.take_empty();  // nothing is in flight
       uint32_t seen = 0;
@@ -205,7 +217,7 @@ struct UnitRun {
         fence_async_proxy();
         __syncwarp();
       }
-      c.template tile<false>(raw, seen, (fills & 1) ^ 1, (tiles == 0 ? kFresh : 0) | kEnd, partial);
+      c.template tile<false>(raw, seen, (fills & 1) ^ 1, (padded == 0 ? kFresh : 0) | kEnd, partial);
       ++fills;
     }
     return large;
@@ -284,7 +296,7 @@ __device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C, Shared<C>>& ri
     if (thread == 0) s.overflow = 0;
     converters_sync<C>();
     const bool large = run.stream(partial, tiles_done, fills);
-    tiles_done += run.tiles() + 1;
+    tiles_done += run.tiles() + run.padding() + 1;
     run.publish(p.partials + int64_t{partial} * partial_floats(C::kDim));
     s.finished.wait(attempts++ & 1);
     if (!(large || s.overflow) || redo == kMostRedos) break;

@@ -45,7 +45,7 @@ __device__ inline Walk find_start(const Params& p, int block) {
     sharing |= __any_sync(0xffffffffu, shares_keys(p, s));
     const int64_t upto = warp_prefix(s.rows, lane);
     const RowShare share = row_share(p, static_cast<int32_t>(rows + upto - s.rows), s.rows);
-    total += __shfl_sync(0xffffffffu, warp_prefix(int64_t{share.count} * s.granules, lane), 31);
+    total += __shfl_sync(0xffffffffu, warp_prefix(int64_t{share.count} * s.steps, lane), 31);
     rows += __shfl_sync(0xffffffffu, upto, 31);
   }
   const int32_t live = clamp_to(rows - p.first_row, 0, p.row_count);
@@ -55,34 +55,35 @@ __device__ inline Walk find_start(const Params& p, int block) {
   if (block >= blocks) return walk;
   const int64_t begin = share_begin(total, block, blocks), end = share_begin(total, block + 1, blocks);
   walk.left = end - begin;
+  walk.partial = p.invariant ? static_cast<int32_t>(begin) : block;
   if (walk.left == 0) return walk;
-  int64_t granules = 0, numbered = 0;
+  int64_t steps = 0, numbered = 0;
   rows = 0, claimed = 0;
   for (int first = 0; first < p.batch; first += 32) {
     const Sequence s = sequence_of_lane(p, first, lane, claimed, mine_claimed);
     const int64_t upto = warp_prefix(s.rows, lane);
     const int32_t before = static_cast<int32_t>(rows + upto - s.rows);
     const RowShare share = row_share(p, before, s.rows);
-    const int64_t length = int64_t{share.count} * s.granules;
+    const int64_t length = int64_t{share.count} * s.steps;
     const int64_t sum = warp_prefix(length, lane);
-    const int64_t offset = begin - (granules + sum - length);
+    const int64_t offset = begin - (steps + sum - length);
     const bool mine = offset >= 0 && offset < length;
     const int64_t rows_upto = warp_prefix(decoded_rows(p, s), lane);
     const unsigned who = __ballot_sync(0xffffffffu, mine);
     if (who != 0) {
       const int source = __ffs(who) - 1;
-      const int32_t row = mine ? share.skip + static_cast<int32_t>(offset / s.granules) : 0;
-      const int32_t granule = mine ? static_cast<int32_t>(offset % s.granules) : 0;
+      const int32_t row = mine ? share.skip + static_cast<int32_t>(offset / s.steps) : 0;
+      const int32_t step = mine ? static_cast<int32_t>(offset % s.steps) : 0;
       walk.batch = first + source;
       walk.row = __shfl_sync(0xffffffffu, row, source);
-      walk.granule = __shfl_sync(0xffffffffu, granule, source);
+      walk.step = __shfl_sync(0xffffffffu, step, source);
       walk.before = __shfl_sync(0xffffffffu, before, source);
       walk.claimed = __shfl_sync(0xffffffffu, mine_claimed, source);
       const int64_t number = numbered + rows_upto - decoded_rows(p, s);
       walk.numbered = __shfl_sync(0xffffffffu, static_cast<int32_t>(number), source);
       return walk;
     }
-    granules += __shfl_sync(0xffffffffu, sum, 31);
+    steps += __shfl_sync(0xffffffffu, sum, 31);
     rows += __shfl_sync(0xffffffffu, upto, 31);
     numbered += __shfl_sync(0xffffffffu, rows_upto, 31);
   }
@@ -90,17 +91,17 @@ __device__ inline Walk find_start(const Params& p, int block) {
   return walk;
 }
 
-// Who has a row's first and last part, and what row it is.
-__device__ __forceinline__ void record_row(const Params& p, const Unit& u, int block) {
+// Which are a row's first and last part, and what row it is.
+__device__ __forceinline__ void record_row(const Params& p, const Unit& u) {
   RowRecord& record = p.records[u.local];
   if (u.first) {
-    record.first = block;
+    record.first = u.partial - u.local;
     record.batch = u.batch, record.head = u.head, record.index = u.index, record.position = u.position;
     record.invalid = u.invalid;
     record.rows = u.rows, record.length_q = u.of.length_q, record.row_of_head = u.row_of_head;
     record.number = u.number;
   }
-  if (u.last) record.last = block;
+  if (u.last) record.last = u.partial - u.local;
 }
 
 __device__ __forceinline__ int64_t row_offset(const core::Operand& t, int batch, int position, int head) {
