@@ -7,7 +7,7 @@
 
 namespace lla::cuda::sm90::decode {
 
-inline constexpr int kGivenXWarps = 8, kGivenXThreads = 32 * kGivenXWarps;
+inline constexpr int kGivenXWarps = 4, kGivenXThreads = 32 * kGivenXWarps;
 
 // A part's sums of one row: head, then Σ w v and Σ w (e - centre) v.
 struct GivenXHead {
@@ -22,6 +22,7 @@ struct GivenXConfig {
   static constexpr int kRawBytes = kWarpKeys * kDim * 2, kBoxBytes = kWarpKeys * 128;
   static constexpr bool kFetchValues = true;
   static constexpr int kRawSlots = kDim == 128 ? 3 : 6;
+  static constexpr int kPublished = kDim == 128 ? 2 : 4;  // rows at a time: two blocks share the memory
 };
 
 template <class C>
@@ -29,9 +30,9 @@ struct GivenXShared {
   alignas(1024) unsigned char raw[kGivenXWarps][C::kRawSlots][2][C::kRawBytes];
   union {
     float2 query_x[kGivenXBundle][C::kDim];
-    float sums[kGivenXWarps][kQuadRows][2 * C::kDim];
+    float sums[kGivenXWarps][C::kPublished][2 * C::kDim];
   };
-  GivenXHead heads[kGivenXWarps][kQuadRows];
+  GivenXHead heads[kGivenXWarps][C::kPublished];
   Unit unit[2];  // at work, and the next; local is -1 behind the last
   Walk walk;
   Barrier loaded[kGivenXWarps][C::kRawSlots];
@@ -143,24 +144,26 @@ struct BundlePass {
     }
   }
 
-  // All warps' sums of four rows into the part's partial. Between blocks of four all threads meet.
-  __device__ __forceinline__ void publish(const RowQuad<C>& from, float* partial, int rows, bool wrong) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  // All warps' sums of some rows, from the first-th of four on, into the part's partial. Between them all threads meet.
+  __device__ __forceinline__ void publish(const RowQuad<C>& from, float* partial, int first, int rows, bool wrong) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, mine = RowQuad<C>::row() - first;
     const bool low = RowQuad<C>::low();
-    const float unscaled = low ? 1 : 1 / from.e_scale;
-    float* const to = &s.sums[warp][RowQuad<C>::row()][low ? 0 : C::kDim];
+    const float total = keys_sum(from.total);
+    if (mine >= 0 && mine < C::kPublished) {
+      const float unscaled = low ? 1 : 1 / from.e_scale;
+      float* const to = &s.sums[warp][mine][low ? 0 : C::kDim];
 #pragma unroll
-    for (int i = 0; i < C::kChunks; ++i) {
-      *reinterpret_cast<float2*>(to + 8 * i + lane % 4 * 2) = {(from.sums[i][0] + from.sums[i][2]) * unscaled,
-                                                               (from.sums[i][1] + from.sums[i][3]) * unscaled};
-    }
-    const float total = keys_sum(from.total) * unscaled;
-    GivenXHead& head = s.heads[warp][RowQuad<C>::row()];
-    if (lane % 4 == 0) {
-      if (low) {
-        head.max = from.max - RowQuad<C>::kLift, head.centre = from.centre, head.omega = total;
-      } else {
-        head.omega_e = total;
+      for (int i = 0; i < C::kChunks; ++i) {
+        *reinterpret_cast<float2*>(to + 8 * i + lane % 4 * 2) = {(from.sums[i][0] + from.sums[i][2]) * unscaled,
+                                                                 (from.sums[i][1] + from.sums[i][3]) * unscaled};
+      }
+      GivenXHead& head = s.heads[warp][mine];
+      if (lane % 4 == 0) {
+        if (low) {
+          head.max = from.max - RowQuad<C>::kLift, head.centre = from.centre, head.omega = total;
+        } else {
+          head.omega_e = total * unscaled;
+        }
       }
     }
     __syncthreads();
@@ -181,7 +184,7 @@ struct BundlePass {
         omega = fmaf(factor, part.omega, omega);
         omega_e = fmaf(factor, fmaf(by, part.omega, part.omega_e), omega_e);
       }
-      float* const out = partial + row * given_x_row_floats(C::kDim);
+      float* const out = partial + (first + row) * given_x_row_floats(C::kDim);
       out[kGivenXHead + d] = sum;
       if (d == 0) *reinterpret_cast<GivenXHead*>(out) = {top, omega, omega_e, reference, wrong};
     }
@@ -195,8 +198,12 @@ struct BundlePass {
     float* const partial = p.partials + int64_t{u.partial} * given_x_partial_floats(C::kDim);
 #pragma unroll
     for (int n = 0; n < kQuads; ++n) {
-      publish(quad[n], partial + n * kQuadRows * given_x_row_floats(C::kDim), min(kQuadRows, u.rows - n * kQuadRows),
-              wrong);
+      float* const to = partial + n * kQuadRows * given_x_row_floats(C::kDim);
+#pragma unroll
+      for (int first = 0; first < kQuadRows; first += C::kPublished) {
+        const int rows = min(C::kPublished, u.rows - n * kQuadRows - first);
+        if (rows > 0) publish(quad[n], to, first, rows, wrong);
+      }
     }
   }
 };
@@ -221,7 +228,7 @@ __device__ __forceinline__ void stage_rows(GivenXShared<C>& s, const Params& p, 
 }
 
 template <class C>
-__global__ void __launch_bounds__(kGivenXThreads, 1) given_x_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kGivenXThreads, kGivenXResident) given_x_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   GivenXShared<C>& s = *reinterpret_cast<GivenXShared<C>*>(memory);
   if (threadIdx.x == 0) {
@@ -280,14 +287,14 @@ __global__ void __launch_bounds__(kDim) given_x_merge_kernel(const __grid_consta
   float top = -INFINITY;
   bool invalid = record.invalid;
   float reference = 0;
-#pragma unroll 4
+#pragma unroll 8
   for (int i = 0; i < parts; ++i) {
     const GivenXHead h = head(i);
     if (h.max > top) top = h.max, reference = h.centre;
     invalid |= h.invalid != 0;
   }
   float plain = 0, with_e = 0, omega = 0, omega_e = 0;
-#pragma unroll 4
+#pragma unroll 8
   for (int i = 0; i < parts; ++i) {
     const GivenXHead h = head(i);
     const float* const sums = part_of(i) + kGivenXHead;

@@ -32,7 +32,7 @@ struct MomentsTask {
   float sums[kCount];
   float of_keys[2];  // Σ w (k - c) of columns g and g + 8 of this warp's sixteen, over this thread's keys
   float centre[2];
-  uint32_t left[2][4];
+  uint32_t left[3][4];
   int sums_max, partial_max;
 
   __device__ __forceinline__ static int column() {
@@ -55,26 +55,40 @@ struct MomentsTask {
     }
     return four_to(max - sums_max);
   }
-  // The left operand of sixteen keys: w (k - c) of sixteen columns of each warp.
-  __device__ __forceinline__ void convert(uint32_t stage, const float* weights, float factor, int step) {
+  // Sixteen keys, of this warp's sixteen columns, and their weights.
+  struct Loaded {
+    uint32_t raw[4];
+    float2 near, far;
+  };
+  __device__ __forceinline__ Loaded load(uint32_t stage, const float* weights, int step) const {
     const int lane = threadIdx.x % 32, key = step * kWarpKeys + lane % 16;
     const int chunk = threadIdx.x / 32 % 4 * 2 + lane / 16;
-    uint32_t raw[4];
-    load_transposed(raw, stage + kBlock * C::kBoxBytes + key * 128 + (chunk ^ (key & 7)) * 16);
+    Loaded to;
+    load_transposed(to.raw, stage + kBlock * C::kBoxBytes + key * 128 + (chunk ^ (key & 7)) * 16);
     const float* const from = weights + step * kWarpKeys + lane % 4 * 2;
-    const float2 near = *reinterpret_cast<const float2*>(from), far = *reinterpret_cast<const float2*>(from + 8);
+    to.near = *reinterpret_cast<const float2*>(from), to.far = *reinterpret_cast<const float2*>(from + 8);
+    return to;
+  }
+  // The left operand: w (k - c).
+  template <int kParts>
+  __device__ __forceinline__ void convert(const Loaded& from, float factor) {
     // Raw words: keys 2t of column g, keys 2t + 8, and both again of column g + 8; the operand wants columns first.
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float2 k = widen_pair<true>(raw[i]), w = i % 2 == 0 ? near : far;
+      const float2 k = widen_pair<true>(from.raw[i]), w = i % 2 == 0 ? from.near : from.far;
       const float a = (k.x - centre[i / 2]) * (w.x * factor), b = (k.y - centre[i / 2]) * (w.y * factor);
       const int at = i % 2 * 2 + i / 2;
       left[0][at] = narrow_pair<true>(a, b);
       const float2 rounded = widen_pair<true>(left[0][at]);
       left[1][at] = narrow_pair<true>(a - rounded.x, b - rounded.y);
+      if constexpr (kParts == 3) {
+        const float2 lesser = widen_pair<true>(left[1][at]);
+        left[2][at] = narrow_pair<true>(a - rounded.x - lesser.x, b - rounded.y - lesser.y);
+      }
       of_keys[i / 2] += a + b;
     }
   }
+  template <int kParts>
   __device__ __forceinline__ void multiply(const detail::Operand& stage, int step, bool add) {
     constexpr int kFrom = kColumns == 64 ? kBlock * C::kBoxBytes / 16 : 0;
     const uint64_t keys = stage.at(step * 128 + kFrom);
@@ -82,6 +96,7 @@ struct MomentsTask {
     detail::issue_rs<Atom>(sums, left[0], keys, std::make_index_sequence<kCount>{},
                            add ? detail::ScaleOut::One : detail::ScaleOut::Zero);
     detail::issue_rs<Atom>(sums, left[1], keys, std::make_index_sequence<kCount>{});
+    if constexpr (kParts == 3) detail::issue_rs<Atom>(sums, left[2], keys, std::make_index_sequence<kCount>{});
     mma_commit();
   }
   // Into the row's partial, with (k - c) on both sides; and the sums start anew.
@@ -125,29 +140,32 @@ __device__ __forceinline__ void form_moments(MomentsShared<C>& s, const Params& 
   uint32_t slot = 0, parity = 0, units = 0;
   int tiles = 0;
   bool fresh = true;
-  const auto tile = [&](const unsigned char* stage, int at) {
+  const auto tile = [&]<int kParts>(std::integral_constant<int, kParts>, const unsigned char* stage, int at) {
     const auto& head = s.head[at];
     const uint32_t from = shared_address(stage);
     const detail::Operand operand(stage, C::kBoxBytes);
+    const float first_factor = tasks.first.follow(head.max[Both::kFirst], tiles == 0);
+    const float second_factor = tasks.second.follow(head.max[Both::kSecond], tiles == 0);
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      const bool add = step > 0 || tiles > 0;
-      const auto one = [&](auto& task, int row) {
-        const float factor = task.follow(head.max[step][row], !add);
+      const auto one = [&](auto& task, int row, float factor) {
+        const auto loaded = task.load(from, s.weights[at][row], step);
         mma_wait<1>();  // the task's last products have read their left operand
-        pin(task.left[0]);
-        pin(task.left[1]);
-        task.convert(from, s.weights[at][row], factor, step);
-        task.multiply(operand, step, add);
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) pin(task.left[part]);
+        task.template convert<kParts>(loaded, factor);
+        task.template multiply<kParts>(operand, step, step > 0 || tiles > 0);
       };
-      one(tasks.first, Both::kFirst);
-      one(tasks.second, Both::kSecond);
+      one(tasks.first, Both::kFirst, first_factor);
+      one(tasks.second, Both::kSecond, second_factor);
     }
     mma_wait<0>();
     pin(tasks.first.sums);
     pin(tasks.second.sums);
     ++tiles;
   };
+  using Two = std::integral_constant<int, 2>;
+  using Three = std::integral_constant<int, 3>;
   const auto partial_of = [&](int index, int row) {
     return p.partials + int64_t{index + row} * partial_floats(C::kDim, false);
   };
@@ -170,19 +188,23 @@ __device__ __forceinline__ void form_moments(MomentsShared<C>& s, const Params& 
       begin(tasks.first, Both::kFirst);
       begin(tasks.second, Both::kSecond);
     }
-    tile(s.stage[slot], slot);
+    if (flags & kPrecise) {
+      tile(Three{}, s.stage[slot], slot);
+    } else {
+      tile(Two{}, s.stage[slot], slot);
+    }
     s.empty[slot].arrive_for_warp();
     if (tiles == kRestart) add_to(partial);
     if (flags & kEnd) {
-      s.full[C::kRawSlots].wait(units++ & 1);
-      tile(s.extra, C::kRawSlots);
+      s.full[C::kStages].wait(units++ & 1);
+      tile(Three{}, s.extra, C::kStages);
       add_to(partial);
       tasks.first.finish(partial_of(partial, Both::kFirst));
       tasks.second.finish(partial_of(partial, Both::kSecond));
       __syncwarp();
       s.finished.arrive_for_warp();
     }
-    slot = slot + 1 == C::kRawSlots ? 0 : slot + 1;
+    slot = slot + 1 == C::kStages ? 0 : slot + 1;
     parity ^= slot == 0;
   }
 }
@@ -192,21 +214,24 @@ __global__ void __launch_bounds__(C::kThreads, 1) moments_kernel(const __grid_co
   extern __shared__ __align__(1024) unsigned char memory[];
   MomentsShared<C>& s = *reinterpret_cast<MomentsShared<C>*>(memory);
   if (threadIdx.x == 0) {
-    for (int i = 0; i <= C::kRawSlots; ++i) s.full[i].init(kWeighers * kWarpArrivals);
-    for (int i = 0; i < C::kRawSlots; ++i) s.empty[i].init(8 * kWarpArrivals);
+    for (int i = 0; i < C::kStages; ++i) s.full[i].init(kWarpArrivals), s.empty[i].init(8 * kWarpArrivals);
+    s.full[C::kStages].init(kWeighers * kWarpArrivals);
     s.finished.init(8 * kWarpArrivals);
-    for (int i = 0; i < kWeighers * C::kRawSlots; ++i) s.loaded[0][i].init(1);
-    for (int i = 0; i < kWeighers; ++i) s.extra_loaded[i].init(1);
+    for (int i = 0; i < C::kRawSlots; ++i) s.loaded[0][i].init(1);
+    for (int i = 0; i < kWeighers; ++i) s.first_loaded[i].init(1);
     barrier_init_fence();
   }
   __syncthreads();
   wait_for_last_kernel();
   let_next_kernel_begin();
   if (threadIdx.x < 128) {
+    take_registers<192>();
     form_moments<C, 0>(s, p);
   } else if (threadIdx.x < 256) {
+    take_registers<192>();
     form_moments<C, 1>(s, p);
   } else {
+    give_registers<128>();
     Weigher<C>(s, p).run();
   }
 }

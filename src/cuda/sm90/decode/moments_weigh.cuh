@@ -15,41 +15,39 @@ struct Weigher {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const int row = threadIdx.x % 32 / 4;  // this thread's; those behind the last have nothing to do
   Ring<C, MomentsShared<C>> ring;
-  FirstKeys<C> first_keys;
-  Ring<typename FirstKeys<C>::Config, FirstKeys<C>> first_ring;
   uint32_t query[C::kDim / 16][2];
   Keys keys, common;
   float heaviest, omega;
-  int max, displaced, rows;
+  int max, displaced, rows;   // displaced: of this thread's row
+  uint32_t tiles_before = 0;  // of the block, all warps'
   uint32_t units = 0;
   bool invalid;
 
   __device__ __forceinline__ Weigher(MomentsShared<C>& shared, const Params& params)
-      : s(shared),
-        p(params),
-        ring{shared, static_cast<int>(threadIdx.x / 32 % 4)},
-        first_keys{shared},
-        first_ring{first_keys, static_cast<int>(threadIdx.x / 32 % 4)} {}
+      : s(shared), p(params), ring{shared, 0} {}
 
   __device__ __forceinline__ bool there() const { return row < C::kRows; }
   __device__ __forceinline__ bool live() const { return row < rows; }
   __device__ __forceinline__ static int key_at(int i) { return RowQuad<C>::key_at(i); }
-  __device__ __forceinline__ int first_of(const Unit& u, int tile) const {
-    return u.start + tile * kTileKeys + warp * kWarpKeys;
-  }
   __device__ __forceinline__ static int tiles_of(const Unit& u) {
     return ::max(1, (u.keys.end - u.start + kTileKeys - 1) / kTileKeys);
   }
-  __device__ __forceinline__ void ask(const Unit& u, int tile) {
-    if (tile >= tiles_of(u)) return;
-    s.empty[ring.asked % C::kRawSlots].wait(((ring.asked / C::kRawSlots) & 1) ^ 1);
-    ring.ask(p, u, first_of(u, tile), u.keys, invalid);
+  // A tile is one warp's, all of it: four of them are under way at a time.
+  __device__ __forceinline__ void ask(const Unit& u, int n) {
+    if (n >= tiles_of(u)) return;
+    const uint32_t at = tiles_before + n;
+    s.empty[at % C::kStages].wait(((at / C::kStages) & 1) ^ 1);
+    ring.asked = at * C::kQuarters;
+#pragma unroll 1
+    for (int i = 0; i < C::kQuarters; ++i) {
+      ring.ask(p, u, u.start + n * kTileKeys + i * kWarpKeys, u.keys, invalid);
+    }
   }
 
-  // Half logits of this thread's row and four keys.
-  __device__ __forceinline__ void logits(float (&logit)[4], const unsigned char* rows) const {
+  // Half logits of this thread's row and four keys of sixteen.
+  __device__ __forceinline__ void logits(float (&logit)[4], const unsigned char* rows_of_keys) const {
     float product[2][4]{};
-    const uint32_t from = raw_start(rows);
+    const uint32_t from = raw_start(rows_of_keys);
 #pragma unroll
     for (int i = 0; i < C::kDim / 16; ++i) {
       uint32_t k[4];
@@ -61,7 +59,7 @@ struct Weigher {
 #pragma unroll
     for (int i = 0; i < 4; ++i) logit[i] = live() ? product[i / 2][i % 2] * p.half_scale : -INFINITY;
   }
-  // Of the sixteen, by key number; rows that do not see one have -inf.
+  // Rows that do not see a key have -inf.
   __device__ __forceinline__ void mask(float (&logit)[4], int first, const Keys& seen) const {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -71,73 +69,56 @@ struct Weigher {
   __device__ __forceinline__ static float largest(const float (&logit)[4]) {
     return fmaxf(fmaxf(logit[0], logit[1]), fmaxf(logit[2], logit[3]));
   }
-
-  __device__ __forceinline__ void copy_key(unsigned char* to, const unsigned char* rows, int key) const {
-    if (lane < C::kChunks) {
-      reinterpret_cast<uint4*>(to)[lane] = *reinterpret_cast<const uint4*>(rows + raw_offset<C::kBoxBytes>(key, lane));
-    }
+  __device__ __forceinline__ static float largest(const float (&logit)[C::kQuarters][4]) {
+    return fmaxf(fmaxf(largest(logit[0]), largest(logit[1])), fmaxf(largest(logit[2]), largest(logit[3])));
   }
-  // What was apart goes among the displaced keys.
-  __device__ __forceinline__ void displace(int of_row, float logit) {
+
+  // What was apart of a row goes among its displaced keys: `slot` of them.
+  __device__ __forceinline__ void displace(int of_row, int slot, float logit) {
+    const int at = of_row * C::kDisplaced + slot;
     if (lane < C::kChunks) {
-      *reinterpret_cast<uint4*>(s.extra + warp * kWarpKeys * 128 + raw_offset<C::kBoxBytes>(displaced, lane)) =
+      *reinterpret_cast<uint4*>(s.extra + warp * kWarpKeys * 128 + raw_offset<C::kBoxBytes>(at, lane)) =
           reinterpret_cast<const uint4*>(s.apart[warp][of_row])[lane];
     }
-    if (lane == 0) s.displaced_logit[warp][displaced] = logit, s.displaced_row[warp][displaced] = of_row;
-    ++displaced;
+    if (lane == 0) s.displaced[warp][at] = logit;
   }
   // The heaviest key of each row stays out of the products. Where there is little room left for those it displaces, a
-  // key has to be much heavier to take its place.
-  __device__ __forceinline__ void keep_apart(float (&logit)[4], const unsigned char* rows) {
-    const int used = displaced - kDisplacedKeys / 2;
-    const float margin = used < 0 ? 0 : static_cast<float>(1 << used);
+  // key has to be much heavier to take its place; there is always room for one more at the end.
+  __device__ __forceinline__ void keep_apart(float (&logit)[C::kQuarters][4], const unsigned char* tile) {
+    const float margin = displaced + 1 >= C::kDisplaced  ? INFINITY
+                         : displaced < C::kDisplaced / 2 ? 0
+                                                         : static_cast<float>(2 << (displaced - C::kDisplaced / 2));
     const float own = largest(logit);
-    if (!__any_sync(0xffffffffu, own > heaviest + margin)) return;
+    if (!__any_sync(0xffffffffu, own > heaviest + (heaviest > -INFINITY ? margin : 0))) return;
     const float top = keys_max(own);
+    const bool exchanges = top > heaviest + (heaviest > -INFINITY ? margin : 0);
 #pragma unroll 1
     for (int r = 0; r < C::kRows; ++r) {
-      const float row_top = __shfl_sync(0xffffffffu, top, 4 * r), before = __shfl_sync(0xffffffffu, heaviest, 4 * r);
-      if (!(row_top > before + margin)) continue;
-      if (before > -INFINITY) {
-        if (displaced >= kDisplacedKeys - C::kRows) continue;  // room for the end
-        displace(r, before);
-      }
+      if (!__shfl_sync(0xffffffffu, exchanges, 4 * r)) continue;
+      const float before = __shfl_sync(0xffffffffu, heaviest, 4 * r);
+      const int slot = __shfl_sync(0xffffffffu, displaced, 4 * r);
+      if (before > -INFINITY) displace(r, slot, before);
       int key = 99;
 #pragma unroll
-      for (int i = 3; i >= 0; --i) key = row == r && logit[i] == row_top ? key_at(i) : key;
+      for (int q = C::kQuarters - 1; q >= 0; --q) {
+#pragma unroll
+        for (int i = 3; i >= 0; --i) key = row == r && logit[q][i] == top ? q * kWarpKeys + key_at(i) : key;
+      }
       key = __reduce_min_sync(0xffffffffu, key);
       __syncwarp();
-      copy_key(s.apart[warp][r], rows, key);
+      if (lane < C::kChunks) {
+        reinterpret_cast<uint4*>(s.apart[warp][r])[lane] =
+            *reinterpret_cast<const uint4*>(tile + raw_offset<C::kBoxBytes>(key, lane));
+      }
       if (row == r) {
-        heaviest = row_top;
+        if (before > -INFINITY) ++displaced;
+        heaviest = top;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) logit[i] = key_at(i) == key ? -INFINITY : logit[i];
-      }
-    }
-  }
-
-  // Weights of sixteen keys, relative to this warp's maximum, which follows where one would be too large.
-  __device__ __forceinline__ void weigh(const float (&logit)[4], int slot) {
-    const float own = largest(logit);
-    if (__any_sync(0xffffffffu, own > static_cast<float>(max + kRangeSlack))) {
-      const float top = keys_max(own);
-      if (top > static_cast<float>(max + kRangeSlack)) {
-        const int higher = static_cast<int>(ceilf(fminf(top, 1e6f)));
-        omega *= four_to(max - higher);
-        max = higher;
-      }
-    }
-    if (there()) {
-      float w[4];
+        for (int q = 0; q < C::kQuarters; ++q) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        w[i] = exp2_fast(2 * (logit[i] - static_cast<float>(max)));
-        omega += w[i];
+          for (int i = 0; i < 4; ++i) logit[q][i] = q * kWarpKeys + key_at(i) == key ? -INFINITY : logit[q][i];
+        }
       }
-      float* const to = s.weights[slot][row] + warp * kWarpKeys;
-      *reinterpret_cast<float2*>(to + key_at(0)) = {w[0], w[1]};
-      *reinterpret_cast<float2*>(to + key_at(2)) = {w[2], w[3]};
-      if (lane % 4 == 0) s.head[slot].max[warp][row] = max;
     }
   }
 
@@ -167,7 +148,7 @@ struct Weigher {
     }
     const float second = over_warps(s.seconds, keys_max(largest(logit)));
     float sum = 0;
-    float* const weights = s.weights[C::kRawSlots][there() ? row : 0] + warp * kWarpKeys;
+    float* const weights = s.weights[C::kStages][there() ? row : 0] + warp * kWarpKeys;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float w = logit[i] > -INFINITY ? exp2_fast(2 * (logit[i] - second)) : 0;
@@ -184,7 +165,7 @@ struct Weigher {
             *reinterpret_cast<const uint32_t*>(rows_of_keys + raw_offset<C::kBoxBytes>(key, d / 8) + d % 8 * 2));
 #pragma unroll
         for (int r = 0; r < C::kRows; ++r) {
-          const float w = s.weights[C::kRawSlots][r][warp * kWarpKeys + key];
+          const float w = s.weights[C::kStages][r][warp * kWarpKeys + key];
           sums[r].x = fmaf(w, k.x, sums[r].x), sums[r].y = fmaf(w, k.y, sums[r].y);
         }
       }
@@ -215,9 +196,11 @@ struct Weigher {
     rows = u.rows;
     if (!live()) keys = {0, 0};
     const int thread = warp * 32 + lane, first = aligned(common.begin) + warp * kWarpKeys;
+    FirstKeys<C> first_keys{s};
+    Ring<typename FirstKeys<C>::Config, FirstKeys<C>> first_ring{first_keys, warp, units, units};
     first_ring.ask(p, u, first, common, invalid);
 #pragma unroll 1
-    for (int n = 0; n < C::kAhead; ++n) ask(u, n);
+    for (int n = warp; n < C::kAhead; n += kWeighers) ask(u, n);
     for (int at = thread; at < C::kRows * C::kDim; at += 32 * kWeighers) {
       const int r = at / C::kDim, d = at % C::kDim;
       float q = 0;
@@ -235,6 +218,7 @@ struct Weigher {
     }
     reference(first_ring.take(seen_of(common, first)).keys, first);
     heaviest = -INFINITY, omega = 0, displaced = 0;
+    if (lane < kWarpKeys) s.displaced[warp][lane] = -INFINITY;
     for (int e = lane; e < kWarpKeys * C::kChunks; e += 32) {
       *reinterpret_cast<uint4*>(s.extra + warp * kWarpKeys * 128 +
                                 raw_offset<C::kBoxBytes>(e % kWarpKeys, e / kWarpKeys)) = make_uint4(0, 0, 0, 0);
@@ -242,52 +226,102 @@ struct Weigher {
     weighers_sync();
   }
 
+  // Weights of one tile, relative to this warp's maximum, which follows where one would be too large.
+  __device__ __forceinline__ void tile(const Unit& u, int n, int tiles, int partial) {
+    const uint32_t at = tiles_before + n;
+    const int slot = at % C::kStages, first = u.start + n * kTileKeys;
+    const bool edge = first < common.begin || first + kTileKeys > common.end;
+    ring.taken = at * C::kQuarters;
+    unsigned char* const stage = s.stage[slot];
+    float logit[C::kQuarters][4];
+    if (edge) {
+#pragma unroll 1
+      for (int q = 0; q < C::kQuarters; ++q) {
+        unsigned char* const rows_of_keys = ring.take(seen_of(u.keys, first + q * kWarpKeys)).keys;
+        const uint32_t poisoned = clear_poisoned<C>(rows_of_keys);
+        float one[4];
+        logits(one, rows_of_keys);
+        mask(one, first + q * kWarpKeys, keys);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {  // a row that sees such a key is not finite
+          if (one[i] > -INFINITY && poisoned >> key_at(i) & 1) omega = NAN;
+#pragma unroll
+          for (int to = 0; to < C::kQuarters; ++to) logit[to][i] = to == q ? one[i] : logit[to][i];
+        }
+      }
+    } else {
+#pragma unroll
+      for (int q = 0; q < C::kQuarters; ++q) ring.take(0xffff);
+#pragma unroll
+      for (int q = 0; q < C::kQuarters; ++q) logits(logit[q], stage + q * kWarpKeys * 128);
+    }
+    keep_apart(logit, stage);
+    const float own = largest(logit);
+    if (__any_sync(0xffffffffu, own > static_cast<float>(max + kRangeSlack))) {
+      const float top = keys_max(own);
+      if (top > static_cast<float>(max + kRangeSlack)) {
+        const int higher = static_cast<int>(ceilf(fminf(top, 1e6f)));
+        omega *= four_to(max - higher);
+        max = higher;
+      }
+    }
+    if (there()) {
+      float* const to = s.weights[slot][row];
+#pragma unroll
+      for (int q = 0; q < C::kQuarters; ++q) {
+        float w[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          w[i] = exp2_fast(2 * (logit[q][i] - static_cast<float>(max)));
+          omega += w[i];
+        }
+        *reinterpret_cast<float2*>(to + q * kWarpKeys + key_at(0)) = {w[0], w[1]};
+        *reinterpret_cast<float2*>(to + q * kWarpKeys + key_at(2)) = {w[2], w[3]};
+      }
+      if (lane % 4 == 0) s.head[slot].max[row] = max;
+    }
+    if (lane == 0) {
+      const bool precise = u.row.end - u.row.begin <= kPreciseKeys;
+      s.head[slot].flags = (n == 0 ? kFresh : 0) | (n + 1 == tiles ? kEnd : 0) | (precise ? kPrecise : 0);
+      s.head[slot].partial = partial;
+    }
+    __syncwarp();
+    s.full[slot].arrive_for_warp();
+  }
+
   __device__ __forceinline__ void stream(const Unit& u, int partial) {
     const int tiles = tiles_of(u);
 #pragma unroll 1
-    for (int n = 0; n < tiles; ++n) {
-      const int first = first_of(u, n), slot = ring.taken % C::kRawSlots;
-      unsigned char* const rows = ring.take(seen_of(u.keys, first)).keys;
-      const bool edge = first < common.begin || first + kWarpKeys > common.end;
-      const uint32_t poisoned = edge ? clear_poisoned<C>(rows) : 0;
-      float logit[4];
-      logits(logit, rows);
-      if (edge) {
-        mask(logit, first, keys);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {  // a row that sees such a key is not finite
-          if (logit[i] > -INFINITY && poisoned >> key_at(i) & 1) omega = NAN;
-        }
-      }
-      keep_apart(logit, rows);
-      weigh(logit, slot);
-      if (lane == 0 && warp == 0) {
-        s.head[slot].flags = (n == 0 ? kFresh : 0) | (n + 1 == tiles ? kEnd : 0);
-        s.head[slot].partial = partial;
-      }
-      __syncwarp();
-      s.full[slot].arrive_for_warp();
+    for (int n = warp; n < tiles; n += kWeighers) {
+      tile(u, n, tiles, partial);
       ask(u, n + C::kAhead);
     }
-    // Only the heaviest of all warps' stays apart; the others' and the displaced keys go through the products.
-    if (there() && lane % 4 == 0) s.apart_logit[warp][row] = heaviest;
+    tiles_before += tiles;
+    // Only the heaviest of all warps' stays apart; the others' and the displaced keys go through the products, relative
+    // to the largest of the warps' maxima.
+    if (there() && lane % 4 == 0) s.apart_logit[warp][row] = heaviest, s.max[warp][row] = max;
     weighers_sync();
 #pragma unroll 1
     for (int r = 0; r < C::kRows; ++r) {
-      if (warp != heaviest_warp(r) && s.apart_logit[warp][r] > -INFINITY) displace(r, s.apart_logit[warp][r]);
+      const int slot = __shfl_sync(0xffffffffu, displaced, 4 * r);
+      if (warp != heaviest_warp(r) && s.apart_logit[warp][r] > -INFINITY) displace(r, slot, s.apart_logit[warp][r]);
     }
     __syncwarp();
-    float logit[4];
+    if (there()) {
+      int top = s.max[0][row];
+      for (int w = 1; w < kWeighers; ++w) top = ::max(top, s.max[w][row]);
+      float* const to = s.weights[C::kStages][row] + warp * kWarpKeys;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const bool mine = key_at(i) < displaced && there() && s.displaced_row[warp][key_at(i)] == row;
-      logit[i] = mine ? s.displaced_logit[warp][key_at(i)] : -INFINITY;
+      for (int i = 0; i < 4; ++i) {
+        const float logit = key_at(i) / C::kDisplaced == row ? s.displaced[warp][key_at(i)] : -INFINITY;
+        omega += exp2_fast(2 * (logit - static_cast<float>(max)));
+        to[key_at(i)] = exp2_fast(2 * (logit - static_cast<float>(top)));
+      }
+      if (warp == 0 && lane % 4 == 0) s.head[C::kStages].max[row] = top;
     }
-    weigh(logit, C::kRawSlots);
-    if (lane == 0 && warp == 0) s.head[C::kRawSlots].partial = partial;
     fence_async_proxy();
     __syncwarp();
-    s.full[C::kRawSlots].arrive_for_warp();
+    s.full[C::kStages].arrive_for_warp();
   }
 
   // Of all; of equals the first; -1: no key at all.
@@ -304,7 +338,7 @@ struct Weigher {
   // Weights and what was kept apart, into the rows' partials.
   __device__ __forceinline__ void publish(const Unit& u, float* partial) {
     const float sum = keys_sum(omega);
-    if (there() && lane % 4 == 0) s.omega[warp][row] = sum, s.max[warp][row] = max;
+    if (there() && lane % 4 == 0) s.omega[warp][row] = sum;
     const bool wrong = named_any(kConverterBarrier, 32 * kWeighers, invalid) || u.invalid;
     const int thread = warp * 32 + lane;
 #pragma unroll 1
@@ -356,9 +390,10 @@ struct Weigher {
       stream(u, partial);
       publish(u, p.partials + int64_t{partial} * partial_floats(C::kDim, false));
     }
-    const int slot = ring.asked % C::kRawSlots;
-    s.empty[slot].wait(((ring.asked / C::kRawSlots) & 1) ^ 1);
-    if (lane == 0 && warp == 0) s.head[slot].flags = kStop;
+    if (warp != 0) return;
+    const int slot = tiles_before % C::kStages;
+    s.empty[slot].wait(((tiles_before / C::kStages) & 1) ^ 1);
+    if (lane == 0) s.head[slot].flags = kStop;
     __syncwarp();
     s.full[slot].arrive_for_warp();
   }

@@ -61,6 +61,7 @@ constexpr int moments_bundle(int dim) { return dim == 128 ? 2 : 4; }
 
 // With x given a partial has no matrix: of each row of a bundle head, Σ w v and Σ w e v.
 inline constexpr int kGivenXBundle = 8;
+inline constexpr int kGivenXResident = 2;  // blocks of a multiprocessor: one begins or ends while the other streams
 inline constexpr int kGivenXHead = 8;
 constexpr int given_x_row_floats(int dim) { return kGivenXHead + 2 * dim; }
 constexpr int given_x_partial_floats(int dim) { return kGivenXBundle * given_x_row_floats(dim); }
@@ -82,6 +83,11 @@ constexpr int64_t partial_bytes(Form form, int dim) {
   return int64_t{4} * bundle_of(form, dim) * partial_floats(dim, form == Form::one_pass);
 }
 
+// Blocks of a launch that run at a time.
+constexpr int wave_of(Form form, int multiprocessors) {
+  return form == Form::given_x ? kGivenXResident * multiprocessors : multiprocessors;
+}
+
 struct Layout {
   int32_t rows_at_once = 0;
   int32_t blocks = 0;                            // of a launch
@@ -95,8 +101,8 @@ struct Layout {
     const int64_t most =
         pieces > 0 ? kMostBytes / (partial * pieces) : std::max<int64_t>(1, room / multiprocessors) * multiprocessors;
     rows_at_once = static_cast<int32_t>(std::max<int64_t>(1, std::min(rows, most)));
-    const int32_t waves = sharing ? (rows_at_once + multiprocessors - 1) / multiprocessors : 1;
-    blocks = waves * multiprocessors;
+    const int32_t wave = wave_of(form, multiprocessors);
+    blocks = sharing ? (rows_at_once + wave - 1) / wave * wave : wave;
     const int64_t partials = pieces > 0 ? rows_at_once * pieces : int64_t{rows_at_once} + blocks;
     records = (partial * partials + 255) / 256 * 256;
     live_rows = records + int64_t{rows_at_once} * int64_t{sizeof(RowRecord)};
