@@ -3,6 +3,7 @@
 // nothing else happens here. Autograd, fake (meta) and autocast rules are registered from Python (python/lla/_ops.py).
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <exception>
 #include <stdexcept>
 #include <string>
@@ -330,6 +331,31 @@ void cache_append(Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, MaybeTenso
   check(lla_cache_append(&args));
 }
 
+// Room for the lengths with the new tokens. On a GPU the append writes them. On the CPU they are there from the
+// beginning, because the attention's checks read them before anything is appended.
+Tensor make_new_lengths(const CacheAppendArgs& append, const Tensor& seqlens) {
+  const auto is_vector = [](const lla_tensor& t) {
+    return t.dtype == LLA_I32 && t.ndim == 1 && (t.stride[0] == 1 || t.size[0] <= 1);
+  };
+  const bool packed = append.cu_seqlens.dtype != LLA_DTYPE_NONE;
+  const int64_t batch = append.seqlens.size[0];
+  if (!is_vector(append.seqlens)) invalid("seqlens: must be a dense int32 (B) tensor");
+  if (packed && (!is_vector(append.cu_seqlens) || append.cu_seqlens.size[0] != batch + 1 ||
+                 append.cu_seqlens.device_type != append.seqlens.device_type)) {
+    invalid("cu_seqlens_q: must be a dense int32 tensor with one entry more than seqlens, on the same device");
+  }
+  Tensor made = empty({batch}, ScalarType::Int, seqlens);
+  if (append.seqlens.device_type == LLA_CUDA) return made;
+  const auto* before = static_cast<const int32_t*>(append.seqlens.data);
+  const auto* cu = static_cast<const int32_t*>(append.cu_seqlens.data);
+  auto* to = static_cast<int32_t*>(made.data_ptr());
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t length = before[b] + (packed ? int64_t{cu[b + 1]} - cu[b] : append.k.size[1]);
+    to[b] = static_cast<int32_t>(std::clamp<int64_t>(length, -1, INT32_MAX));
+  }
+  return made;
+}
+
 // A step of generation in one call: checks, writes the new keys and values, attends. Nothing is written where the
 // attention is refused.
 Tensor append_inference(Tensor new_k, Tensor new_v, Tensor seqlens, Tensor q, Tensor k, Tensor v, MaybeTensor ridge,
@@ -338,7 +364,10 @@ Tensor append_inference(Tensor new_k, Tensor new_v, Tensor seqlens, Tensor q, Te
                         int64_t window_right, std::optional<double> tol, int64_t max_iterations, std::string solver,
                         std::optional<std::string> implementation, bool tf32, bool batch_invariant,
                         MaybeTensor seqlens_k, MaybeTensor page_table, MaybeTensor first_key, int64_t max_total_k) {
-  const CacheAppendArgs append = append_args(new_k, new_v, k, v, seqlens, {}, page_table, cu_seqlens_q);
+  if (seqlens_k) invalid("seqlens_k: is given to a call that appends, whose lengths follow from seqlens");
+  CacheAppendArgs append = append_args(new_k, new_v, k, v, seqlens, {}, page_table, cu_seqlens_q);
+  seqlens_k = make_new_lengths(append, seqlens);
+  if (q.is_cuda()) append.new_seqlens = view(seqlens_k, "new_seqlens");
   return run_forward(q, k, v, ridge, x,
                      {cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, scale, causal, window_left, window_right,
                       tol, max_iterations, solver, implementation, tf32, batch_invariant},

@@ -219,7 +219,9 @@ typedef struct lla_backward_args {
  *            a contiguous cache: of sequence slots[i] / capacity); -1 skips a token.
  * On CUDA a sequence (with slots: a token) that does not fit writes nothing, the others proceed; status, optional,
  * int32 (B), with slots like slots, says so: LLA_ROW_OK or LLA_ROW_INVALID. On the CPU such a call is refused and
- * writes nothing; so is one that would write a place twice, where on CUDA one of the two stays. */
+ * writes nothing; so is one that would write a place twice, where on CUDA one of the two stays.
+ * new_seqlens, optional beside seqlens: int32 (B), gets the lengths with the new tokens, which lla_forward takes as
+ * seqlens_k; -1 of a sequence whose lengths do not fit, so that its rows become LLA_ROW_INVALID there. */
 typedef struct lla_cache_append_args {
   size_t struct_size;
   lla_tensor k, v;
@@ -229,6 +231,7 @@ typedef struct lla_cache_append_args {
   lla_tensor cu_seqlens; /* of the new tokens: int32 (B + 1); absent: k and v are not packed. With seqlens only */
   lla_tensor status;
   void* stream;
+  lla_tensor new_seqlens;
 } lla_cache_append_args;
 
 /* The defaults, in structs of the size this header gives them. */

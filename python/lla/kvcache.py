@@ -101,24 +101,25 @@ def _check_cache(q, k_cache, v_cache, k, v, page_table, batch):
                              f"{tensor.dtype}, or convert {name}")
 
 
-def _step(q, k_cache, v_cache, ridge, x, k, v, before, cu_seqlens_q, max_seqlen_q, max_seqlen_k, options, return_info,
-          check, precision, batch_invariant, cache):
-    """(o, AttentionInfo or None) of queries whose keys and values, if any are new, are written first. A plain call that
-    writes is one operator; others are the operators it is made of."""
-    if k is None:
-        return attend(q, k_cache, v_cache, ridge, x, cu_seqlens_q, None, max_seqlen_q, max_seqlen_k, options, return_info,
-                      check, precision, batch_invariant, cache)
-    if ridge is not None:
-        ridge = _ridge_tensor(ridge, q)
-    arguments = (q, k_cache, v_cache, ridge, x, cu_seqlens_q, None, max_seqlen_q, max_seqlen_k, *options,
-                 _allows_tf32(precision, q), batch_invariant, *cache)
-    if not return_info and not debug.looks(check) and _ops.is_plain(q):
-        return _ops.append_inference(k, v, before, *arguments), None
-    if not torch.compiler.is_compiling():  # whatever the attention would refuse is refused before anything is written
-        _ops.check_call(*arguments)
-    _ops.cache_append(k, v, k_cache, v_cache, before, None, cache[1], cu_seqlens_q)
+def _step(q, k_cache, v_cache, ridge, x, k, v, lengths, cu_seqlens_q, max_seqlen_q, max_seqlen_k, options, return_info,
+          check, precision, batch_invariant, pages):
+    """(o, AttentionInfo or None) of queries whose keys and values, if any are new, are written first behind `lengths`. A
+    plain call that writes is one operator, which counts the new ones itself; others are the operators it is made of.
+    pages: page_table, first_key and max_total_k."""
+    if k is not None:
+        if ridge is not None:
+            ridge = _ridge_tensor(ridge, q)
+        arguments = (q, k_cache, v_cache, ridge, x, cu_seqlens_q, None, max_seqlen_q, max_seqlen_k, *options,
+                     _allows_tf32(precision, q), batch_invariant)
+        if not return_info and not debug.looks(check) and _ops.is_plain(q):
+            return _ops.append_inference(k, v, lengths, *arguments, None, *pages), None
+        before = lengths
+        lengths = before + (k.shape[1] if cu_seqlens_q is None else cu_seqlens_q[1:] - cu_seqlens_q[:-1])
+        if not torch.compiler.is_compiling():  # what the attention would refuse is refused before anything is written
+            _ops.check_call(*arguments, lengths, *pages)
+        _ops.cache_append(k, v, k_cache, v_cache, before, None, pages[0], cu_seqlens_q)
     return attend(q, k_cache, v_cache, ridge, x, cu_seqlens_q, None, max_seqlen_q, max_seqlen_k, options, return_info,
-                  check, precision, batch_invariant, cache)
+                  check, precision, batch_invariant, (lengths, *pages))
 
 
 def _attend_cache(q, k_cache, v_cache, ridge, x, k, v, cache_seqlens, page_table, first_key, cu_seqlens_q, max_seqlen_q,
@@ -137,16 +138,10 @@ def _attend_cache(q, k_cache, v_cache, ridge, x, k, v, cache_seqlens, page_table
     capacity = k_cache.shape[1]
     if page_table is not None:
         capacity *= page_table.shape[-1]
-    before, longest = _lengths("cache_seqlens", capacity if cache_seqlens is None else cache_seqlens, batch, device,
-                               max_seqlen_k is None)
-    lengths = before
-    if k is not None and cu_seqlens_q is None:
-        new = k.shape[1]
-        lengths = before + new
-        longest = None if longest is None else longest + new
-    elif k is not None:
-        lengths = before + (cu_seqlens_q[1:] - cu_seqlens_q[:-1])
-        longest = None
+    lengths, longest = _lengths("cache_seqlens", capacity if cache_seqlens is None else cache_seqlens, batch, device,
+                                max_seqlen_k is None)
+    if k is not None and longest is not None:
+        longest = longest + k.shape[1] if cu_seqlens_q is None else None
     if isinstance(longest, int) and longest > capacity:
         raise ValueError(f"cache_seqlens: sequences of up to {longest} positions do not fit a cache of {capacity}")
     if max_seqlen_k is None:
@@ -155,11 +150,11 @@ def _attend_cache(q, k_cache, v_cache, ridge, x, k, v, cache_seqlens, page_table
         _check_max_seqlen("max_seqlen_k", max_seqlen_k)
     if first_key is not None:
         first_key = _lengths("first_key", first_key, batch, device, False)[0]
-    cache = (lengths, page_table, first_key, max_total_k or 0)
     try:
         with torch.autocast(device.type, enabled=False) if autocast else _NOTHING:
-            o, info = _step(q, k_cache, v_cache, ridge, x, k, v, before, cu_seqlens_q, max_seqlen_q or 0, max_seqlen_k,
-                            options, return_info, check, precision, batch_invariant, cache)
+            o, info = _step(q, k_cache, v_cache, ridge, x, k, v, lengths, cu_seqlens_q, max_seqlen_q or 0, max_seqlen_k,
+                            options, return_info, check, precision, batch_invariant,
+                            (page_table, first_key, max_total_k or 0))
     except (RuntimeError, ValueError) as error:
         _check_cache(q, k_cache, v_cache, k, v, page_table, batch)
         raise_ours(error)

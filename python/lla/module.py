@@ -37,6 +37,7 @@ class KVCache:
         self.seqlens = torch.zeros(batch, dtype=torch.int32, device=device)
         self.capacity = capacity
         self._longest = 0
+        self._replayed = False  # by a CUDA graph, which fills the cache without the host's knowing
 
     page_table: Optional[Tensor] = None
     first_key: Optional[Tensor] = None
@@ -44,14 +45,27 @@ class KVCache:
     @property
     def length(self) -> int:
         """What the host knows of the lengths: none is above it."""
-        return self._longest
+        return self.capacity if self._replayed else self._longest
 
     def grown(self, tokens) -> int:
-        """The bound after so many new tokens; raises where they do not fit."""
+        """The bound after so many new tokens; raises where they do not fit. Of a step that a CUDA graph captures it is the
+        capacity, from then on: replays fill the cache, and what does not fit is NaN with status "invalid"."""
+        self._notice_capture()
+        if self._replayed:
+            return self.capacity
         if self._longest + tokens > self.capacity:
             raise ValueError(f"cache_seqlens: {self._longest} positions and {tokens} new ones do not fit a cache of "
                              f"{self.capacity}")
         return self._longest + tokens
+
+    def grown_at_most(self, tokens) -> int:
+        """The bound where only some sequences may get so many."""
+        self._notice_capture()
+        return min(self.length + tokens, self.capacity)
+
+    def _notice_capture(self):
+        if self.seqlens.is_cuda and not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing():
+            self._replayed = True
 
     def advance(self, tokens, longest: int):
         """Counts new tokens, a number or one per sequence, of which none has more than `longest`."""
@@ -199,7 +213,7 @@ class LocalLinearAttention(nn.Module):
 
     def _attend_cache(self, q, k, v, ridge, cache, cu_seqlens, max_seqlen):
         longest = q.shape[1] if cu_seqlens is None else max_seqlen
-        bound = cache.grown(longest) if cu_seqlens is None else min(cache.length + longest, cache.capacity)
+        bound = cache.grown(longest) if cu_seqlens is None else cache.grown_at_most(longest)
         o = lla_attention_with_kvcache(q, cache.k, cache.v, ridge, k, v, cache_seqlens=cache.seqlens,
                                        page_table=cache.page_table, first_key=cache.first_key, cu_seqlens_q=cu_seqlens,
                                        max_seqlen_q=max_seqlen, max_seqlen_k=bound, **self.options)

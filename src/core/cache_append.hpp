@@ -16,6 +16,7 @@ struct CacheAppendCall {
   const int64_t* slots = nullptr;  // one per token: page * slots_per_page + slot, or -1
   const int32_t* cu_seqlens = nullptr;  // null: every sequence has `length` new tokens
   int32_t* status = nullptr;            // per sequence, or per token with slots
+  int32_t* new_lengths = nullptr;       // per sequence, where wanted: the new tokens included
   int64_t slots_per_page = 0;
   int64_t batch = 0, length = 0, total = 0;  // length: of each sequence, or the bound `total`
   int64_t heads = 0, dim = 0, value_dim = 0;
@@ -40,6 +41,9 @@ constexpr NewTokens new_tokens(const CacheAppendCall& c, int64_t b) {
   n.valid = n.valid && n.position >= 0 && n.position + n.count <= c.cache.max_length;
   return n;
 }
+
+// The length a sequence has afterwards, or one that no call over the cache takes.
+constexpr int32_t new_length(const NewTokens& n) { return n.valid ? static_cast<int32_t>(n.position + n.count) : -1; }
 
 // Where the strides of the cache say a token's row begins, in elements.
 struct CachePlace {

@@ -41,6 +41,7 @@ void append_on_host(const CacheAppendCall& c) {
     const NewTokens n = new_tokens(c, b);
     for (int64_t t = 0; t < n.count; ++t) copy_token(c, n.batch, n.first + t, place_of_key(c, b, n.position + t));
     if (c.status) c.status[b] = LLA_ROW_OK;
+    if (c.new_lengths) c.new_lengths[b] = new_length(n);
   }
 }
 

@@ -120,6 +120,16 @@ Status read_status(const lla_cache_append_args& a, CacheAppendCall& call) {
   return check_contiguous(status);
 }
 
+Status read_new_lengths(const lla_cache_append_args& a, CacheAppendCall& call) {
+  const NamedTensor lengths{"new_seqlens", a.new_seqlens};
+  if (!present(a.new_seqlens)) return {};
+  if (!present(a.seqlens)) return invalid("new_seqlens: is given beside slots, which say nothing of lengths");
+  LLA_RETURN_IF_ERROR(check_int_vector(lengths, a.k, Pointers::required, "(B)"));
+  LLA_RETURN_IF_ERROR(check_shape(lengths, {call.batch}, "(B)"));
+  call.new_lengths = static_cast<int32_t*>(a.new_seqlens.data);
+  return {};
+}
+
 // The places that lengths and pages, or slots, name: where the host can read them.
 Status check_places(const CacheAppendCall& c) {
   std::vector<int64_t> places;
@@ -164,13 +174,15 @@ Status validate(const lla_cache_append_args& a, CacheAppendCall& call) {
   }
   LLA_RETURN_IF_ERROR(present(a.seqlens) ? read_lengths(a, call) : read_slots(a, call));
   LLA_RETURN_IF_ERROR(read_status(a, call));
+  LLA_RETURN_IF_ERROR(read_new_lengths(a, call));
   const NamedTensor read[] = {{"k", a.k},
                               {"v", a.v},
                               {"seqlens", a.seqlens},
                               {"slots", a.slots},
                               {"page_table", a.page_table},
                               {"cu_seqlens", a.cu_seqlens}};
-  const NamedTensor written[] = {{"k_cache", a.k_cache}, {"v_cache", a.v_cache}, {"status", a.status}};
+  const NamedTensor written[] = {
+      {"k_cache", a.k_cache}, {"v_cache", a.v_cache}, {"status", a.status}, {"new_seqlens", a.new_seqlens}};
   LLA_RETURN_IF_ERROR(distinct(read, written));
   return call.device == Device::cpu ? check_places(call) : Status();
 }

@@ -18,7 +18,7 @@ struct Append {
   Memory& m;
   DType dtype;
   bool paged;
-  TestTensor k, v, k_cache, v_cache, lengths, table, slots, cu, status;
+  TestTensor k, v, k_cache, v_cache, lengths, table, slots, cu, status, new_lengths;
   CacheAppendArgs args;
 
   Append(DType dtype, Layout layout, bool paged, bool packed, std::vector<double> before = {3, 1},
@@ -47,6 +47,8 @@ struct Append {
     args.k = k.view(), args.v = v.view(), args.k_cache = k_cache.view(), args.v_cache = v_cache.view();
     args.seqlens = lengths.view(), args.page_table = table.view(), args.cu_seqlens = cu.view();
     args.status = status.view();
+    new_lengths = TestTensor(m, "new_seqlens", DType::i32, {2});
+    args.new_seqlens = new_lengths.view();
   }
 
   // Whether the token's keys and values are at (page, slot).
@@ -65,7 +67,8 @@ struct Append {
     return n / (kHeads * kDim);
   }
   void expect_intact() const {
-    for (const TestTensor* t : {&k, &v, &k_cache, &v_cache, &lengths, &table, &cu, &status}) t->expect_intact();
+    for (const TestTensor* t : {&k, &v, &k_cache, &v_cache, &lengths, &table, &cu, &status, &new_lengths})
+      t->expect_intact();
   }
 };
 
@@ -78,6 +81,7 @@ TEST(CacheAppend, TokensFollowLengthsAndPages) {
       contiguous.expect_at(2, 1, 1), contiguous.expect_at(3, 1, 2);
       EXPECT_EQ(contiguous.written(), 4);
       EXPECT_EQ(contiguous.status.values(), (std::vector<double>{LLA_ROW_OK, LLA_ROW_OK}));
+      EXPECT_EQ(contiguous.new_lengths.values(), (std::vector<double>{5, 3}));
       contiguous.expect_intact();
 
       Append paged(dtype, layout, true, false);  // sequence 0 in pages 2, 0; sequence 1 in page 1
@@ -89,6 +93,7 @@ TEST(CacheAppend, TokensFollowLengthsAndPages) {
       Append packed(dtype, layout, true, true);  // one token and three
       ASSERT_TRUE(cache_append(packed.args)) << lla_last_error();
       packed.expect_at(0, 2, 3), packed.expect_at(1, 1, 1), packed.expect_at(2, 1, 2), packed.expect_at(3, 1, 3);
+      EXPECT_EQ(packed.new_lengths.values(), (std::vector<double>{4, 4}));
       packed.expect_intact();
     }
   }
@@ -101,7 +106,7 @@ TEST(CacheAppend, TokensFollowSlots) {
     int32_t status[4] = {9, 9, 9, 9};
     call.args.slots = packed ? dense(slots, DType::i64, {4}) : dense(slots, DType::i64, {2, 2});
     call.args.status = packed ? dense(status, DType::i32, {4}) : dense(status, DType::i32, {2, 2});
-    call.args.seqlens = call.args.page_table = call.args.cu_seqlens = {};
+    call.args.seqlens = call.args.page_table = call.args.cu_seqlens = call.args.new_seqlens = {};
     ASSERT_TRUE(cache_append(call.args)) << lla_last_error();
     call.expect_at(0, 2, 3), call.expect_at(2, 0, 0), call.expect_at(3, 1, 2);
     EXPECT_EQ(call.written(), 3);
@@ -115,7 +120,7 @@ TEST(CacheAppend, WhatDoesNotFitIsRefusedAndNothingWritten) {
   const auto with_slots = [](Append& c, std::initializer_list<int64_t> values) {
     std::copy(values.begin(), values.end(), slots);
     c.args.slots = dense(slots, DType::i64, {2, 2});
-    c.args.seqlens = c.args.page_table = c.args.status = {};
+    c.args.seqlens = c.args.page_table = c.args.status = c.args.new_seqlens = {};
   };
   struct Case {
     bool paged;
@@ -164,6 +169,20 @@ TEST(CacheAppend, WhatDoesNotFitIsRefusedAndNothingWritten) {
        [](Append& c) { c.args.v.data = c.args.k_cache.data; },
        {"k_cache", "overlaps", "v"}},
       {true, {3, 1}, {2, 0, 1, -1}, [](Append& c) { c.args.struct_size += 8; }, {"struct_size"}},
+      {true,
+       {3, 1},
+       {2, 0, 1, -1},
+       [](Append& c) { c.args.new_seqlens.data = c.args.seqlens.data; },
+       {"new_seqlens", "overlaps", "seqlens"}},
+      {true, {3, 1}, {2, 0, 1, -1}, [](Append& c) { c.args.new_seqlens.size[0] = 1; }, {"new_seqlens", "(1)", "(2)"}},
+      {true,
+       {3, 1},
+       {2, 0, 1, -1},
+       [&](Append& c) {
+         with_slots(c, {5, 1, -1, 6});
+         c.args.new_seqlens = c.new_lengths.view();
+       },
+       {"new_seqlens", "slots"}},
       {true, {3, 1}, {2, 0, 1, -1}, [](Append& c) { c.args.v.size[1] = 1; }, {"v", "(2, 1, 2, 5)"}},
   };
   for (const Case& c : cases) {
@@ -176,6 +195,7 @@ TEST(CacheAppend, WhatDoesNotFitIsRefusedAndNothingWritten) {
     call.k_cache.expect_untouched();
     call.v_cache.expect_untouched();
     call.status.expect_untouched();
+    call.new_lengths.expect_untouched();
   }
 }
 

@@ -63,7 +63,7 @@ struct Batch {
     s.group = static_cast<int32_t>(p.group());
     s.seqlen_q = static_cast<int32_t>(p.seqlen_q), s.total_q = static_cast<int32_t>(p.total_q);
     s.left = static_cast<int32_t>(p.mask.left), s.right = static_cast<int32_t>(p.mask.right);
-    s.most_rows = kMostDecodedRows;
+    s.most_rows = static_cast<int32_t>(most_rows(p));
     int32_t claimed = 0;
     for (int32_t i = 0; i < b; ++i) claimed = decode::rows_claimed(s, claimed, i);
     return decode::sequence_at(s, b, claimed).rows > 0;
@@ -134,13 +134,13 @@ TEST(CachePlaces, EveryVisibleKeyHasAPlaceOfItsOwn) {
 }
 
 TEST(CachePlaces, BoundOfAllKeys) {
-  Batch batch({300, 5000, 700, 160, 100}, {50, 1, 60, 40, 70}, 2, 1);
+  Batch batch({300, 5000, 700, 160, 100}, {150, 1, 160, 140, 170}, 2, 1);
   batch.p.total_k = 300 + 700 + 160;
   const std::vector<SequencePlace> places = batch.places();
   for (const size_t b : {0, 2, 3}) EXPECT_EQ(places[b].state, kTaken) << b;
   EXPECT_EQ(places[1].state, kNotTaken) << "decodes: its keys do not count";
   EXPECT_EQ(places[4].state, kInvalid);
-  EXPECT_EQ(places[4].length_q, 70) << "its rows are written all the same";
+  EXPECT_EQ(places[4].length_q, 170) << "its rows are written all the same";
   batch.p.total_k = 0;
   batch.lengths[0] = 0;
   EXPECT_EQ(batch.places()[0].state, kTaken) << "no keys are within every bound";

@@ -40,29 +40,33 @@ struct System {
 
   // x of the elimination, in the kernel's order up to the back substitution.
   std::vector<double> solve(float limit) {
-    for (const std::span<float> s : {std::span<float>(m->lower), std::span<float>(m->columns), std::span<float>(m->panel),
-                                     std::span<float>(m->scaled), std::span<float>(m->right), std::span<float>(m->pivot)})
+    for (const std::span<float> s :
+         {std::span<float>(m->lower), std::span<float>(m->columns[0]), std::span<float>(m->columns[1]),
+          std::span<float>(m->right), std::span<float>(m->pivot)})
       std::fill(s.begin(), s.end(), kNan);
     for (int i = 0; i < kDim; ++i) {
       for (int j = 0; j <= i; ++j) m->at(i, j) = static_cast<float>(a[i * kDim + j]);
-      m->rhs[i] = static_cast<float>(b[i]);
-      m->start[i] = m->at(i, i);
+      const float start = m->at(i, i), scale = diagonal_scale(start);
+      m->scale[i] = scale;
+      m->rhs[i] = static_cast<float>(b[i]) * scale;
+      m->start[i] = start * scale * scale;
       m->limit[i] = limit * m->start[i];
+      EXPECT_TRUE(start == 0 || (m->start[i] >= 1 && m->start[i] < 4)) << start;
     }
     std::vector<Remaining<kDim>> threads;
     for (unsigned t = 0; t < kSolveThreads; ++t) threads.emplace_back(*m, t);
-    for (const auto& t : threads) t.publish(*m, 0);
+    for (const auto& t : threads) t.publish(*m);
     for (unsigned panel = 0; panel < kDim / kPanel; ++panel) {
       for (unsigned t = 0; t < kSolveThreads; ++t) eliminate_panel(*m, panel, t, [](float x) { return 1 / x; });
       if (panel + 1 == kDim / kPanel) break;
       for (auto& t : threads) t.update(*m, panel);
-      for (const auto& t : threads) t.publish(*m, panel + 1);
     }
     std::vector<double> x(kDim);
     for (int i = kDim - 1; i >= 0; --i) {
       x[i] = m->rhs[i];
       for (int j = i + 1; j < kDim; ++j) x[i] -= m->at(j, i) * x[j];
     }
+    for (int i = 0; i < kDim; ++i) x[i] *= m->scale[i];
     return x;
   }
 
@@ -93,6 +97,19 @@ TYPED_TEST(DecodeEliminate, SolvesWhatItIsGiven) {
       for (const float pivot : s.m->pivot) EXPECT_GT(pivot, 0);
     }
   }
+}
+
+// Columns of very different sizes, and all of them far from one.
+TYPED_TEST(DecodeEliminate, ScalesDoNotMatter) {
+  constexpr int kDim = TypeParam::value;
+  System<kDim> plain(4 * kDim, 0.01, 3), scaled(4 * kDim, 0.01, 3);
+  const auto size = [](int i) { return std::ldexp(1.0, -25 - i * 37 % 16); };
+  for (int i = 0; i < kDim; ++i) {
+    for (int j = 0; j < kDim; ++j) scaled.a[i * kDim + j] *= size(i) * size(j);
+    scaled.b[i] *= size(i);
+  }
+  const std::vector<double> x = plain.solve(0x1p-20f), y = scaled.solve(0x1p-20f);
+  for (int i = 0; i < kDim; ++i) EXPECT_EQ(y[i] * size(i), x[i]) << i;
 }
 
 // Fewer keys than dimensions and no ridge: what rounding has left of a pivot is dropped, x is finite and solves the rest.

@@ -148,22 +148,48 @@ TEST(Sm90Plan, PartsOfACacheCall) {
   EXPECT_EQ(planned.solver, Solver::automatic);
   EXPECT_EQ(planned.workers, 132);
   EXPECT_NE(noted(p, "parts").find("both"), std::string::npos);
-  EXPECT_EQ(most_forward_sequences(p), (31 + 512) / 33) << "no more can have so many rows";
-  EXPECT_EQ(most_own_keys(p), (31 + 512) / 33 * 16384);
-  EXPECT_EQ(most_decoded_rows(p), (31 + 512) * 8);
+  const int64_t fewest = kSolvedCrossing.fewest;
+  EXPECT_EQ(most_rows(p), fewest) << "many heads fill the GPU in the forward";
+  EXPECT_EQ(most_forward_sequences(p), (31 + 512) / (fewest + 1)) << "no more can have so many rows";
+  EXPECT_EQ(most_own_keys(p), (31 + 512) / (fewest + 1) * 16384);
+  EXPECT_EQ(most_decoded_rows(p), std::min<int64_t>(31 + 512, 32 * fewest) * 8);
   EXPECT_EQ(decode::rows_sharing_keys(p), 512) << "a bound";
   p.solver = Solver::cg;
   EXPECT_NE(refuse(p, kH200).find("directly"), std::string::npos);
   p.solver = Solver::direct;
   EXPECT_NE(refuse(p, kH200).find("conjugate gradients"), std::string::npos);
 
-  p = over_cache(1, 8, 9, 1000, 128);
-  p.heads_kv = 2;  // nine queries of four heads each
+  p = over_cache(1, 8, kSolvedCrossing.most / 4 + 1, 1000, 128);
+  p.heads_kv = 2;  // each query has four rows
   EXPECT_FALSE(has_decode_part(p));
-  p.seqlen_q = 8;
+  p.seqlen_q = kSolvedCrossing.most / 4;
   EXPECT_FALSE(has_forward_part(p));
   p.packed = true;
   EXPECT_FALSE(has_forward_part(p)) << "no sequence may have more";
+}
+
+// The fewer key heads a call has room for, the more rows decode; nothing else about the batch counts.
+TEST(Sm90Plan, WhereDecodeAndForwardCross) {
+  int64_t before = kSolvedCrossing.most;
+  for (const int64_t batch : {1, 2, 4, 8, 32, 256}) {
+    core::Problem p = over_cache(batch, 8, 64, 16384, 128);
+    EXPECT_LE(most_rows(p), before);
+    EXPECT_GE(most_rows(p), kSolvedCrossing.fewest);
+    before = most_rows(p);
+    p.seqlen_k = 1000, p.total_k = batch * 1000, p.seqlen_q = 2, p.total_q = 2 * batch;
+    EXPECT_EQ(most_rows(p), before) << "lengths do not count";
+    p.batch_invariant = true;
+    EXPECT_EQ(most_rows(p), kInvariantRows) << "nor does the batch";
+    p.batch_invariant = false;
+    p.solver = Solver::direct;
+    EXPECT_EQ(most_rows(p), kSolvedCrossing.most) << "only decode solves directly";
+    for (const Solver solver : {Solver::cg, Solver::automatic}) {
+      p.solver = solver;
+      p.dtype = solver == Solver::cg ? DType::bf16 : DType::f32;
+      EXPECT_EQ(most_rows(p), kSolvedCrossing.fewest) << "decode takes neither";
+    }
+  }
+  EXPECT_EQ(before, kSolvedCrossing.fewest);
 }
 
 TEST(Sm90Plan, BatchInvariantWhereItHolds) {
@@ -183,7 +209,7 @@ TEST(Sm90Plan, BatchInvariantWhereItHolds) {
   EXPECT_EQ(refuse(p, kH200), "");
   EXPECT_EQ(decode::pieces_of_rows(p), 8);
   EXPECT_NE(noted(p, "decode").find("its own length"), std::string::npos);
-  EXPECT_LE(plan(p, kH200).workspace_bytes, size_t{65} << 20);
+  EXPECT_LE(plan(p, kH200).workspace_bytes, size_t{129} << 20);
 }
 
 TEST(Sm90Plan, RefusesOverCaches) {

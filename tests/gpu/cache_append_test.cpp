@@ -22,7 +22,7 @@ std::vector<double> counted(int64_t n, double from) {
 struct Append {
   Memory& m = *cuda_memory();
   DType dtype;
-  TestTensor k, v, k_cache, v_cache, lengths, table, slots, status;
+  TestTensor k, v, k_cache, v_cache, lengths, table, slots, status, new_lengths;
   CacheAppendArgs args;
 
   Append(DType dtype, Layout layout, const std::vector<double>& before, const std::vector<double>& pages)
@@ -33,7 +33,9 @@ struct Append {
     table = TestTensor(m, "page_table", DType::i32, {batch, static_cast<int64_t>(pages.size()) / batch}, Layout::dense,
                        pages);
     status = TestTensor(m, "status", DType::i32, {batch});
+    new_lengths = TestTensor(m, "new_seqlens", DType::i32, {batch});
     args.seqlens = lengths.view(), args.page_table = table.view(), args.status = status.view();
+    args.new_seqlens = new_lengths.view();
   }
   Append(DType dtype, int64_t batch, TestTensor given) : dtype(dtype), slots(std::move(given)) {
     describe(batch, Layout::padded);
@@ -74,7 +76,8 @@ struct Append {
   void run() {
     ASSERT_TRUE(cache_append(args)) << lla_last_error();
     m.synchronize();
-    for (const TestTensor* t : {&k, &v, &k_cache, &v_cache, &lengths, &table, &slots, &status}) t->expect_intact();
+    for (const TestTensor* t : {&k, &v, &k_cache, &v_cache, &lengths, &table, &slots, &status, &new_lengths})
+      t->expect_intact();
   }
 };
 
@@ -95,6 +98,8 @@ TEST_F(GpuCacheAppend, ASequenceThatDoesNotFitWritesNothing) {
       EXPECT_EQ(call.written(), want) << core::name(dtype);
       EXPECT_EQ(call.status.values(),
                 (std::vector<double>{LLA_ROW_OK, LLA_ROW_INVALID, LLA_ROW_INVALID, LLA_ROW_INVALID, LLA_ROW_OK}));
+      // Of the page that is not there a call over the cache says so itself.
+      EXPECT_EQ(call.new_lengths.values(), (std::vector<double>{6, -1, -1, 5, 3}));
     }
   }
 }

@@ -231,5 +231,38 @@ TEST_P(GpuDecode, SameBitsAgain) {
   }
 }
 
+// options.batch_invariant: a sequence alone, in another batch, in another order has the same bits. The batches have rows
+// for blocks that solve and rows for clusters, and units that begin in the middle of a block's work.
+TEST_P(GpuDecode, BatchInvariance) {
+  for (const int64_t dim : {64, 128}) {
+    for (const RidgeShape ridge : {RidgeShape::token, RidgeShape::none}) {
+      CacheSpec all = decoding(dim, {{1, 9000}, {2, 700}, {1, 2100}, {1, 1}, {1, 129}, {1, 1000}, {3, 3000}}, 16);
+      while (all.sequences.size() < 40) all.sequences.push_back({1, 100 + 37 * int64_t(all.sequences.size())});
+      all.packed = true;
+      all.heads_q = 4;
+      all.ridge = ridge;
+      all.options.batch_invariant = 1;
+      if (!takes_cache(implementation(), all)) GTEST_SKIP() << lla_last_error();
+      const std::vector<Inputs> inputs = make_cache_inputs(all, data::Kind::randn, 0.1, 5);
+      const CacheForward together = run_cache(all, inputs, implementation());
+      ASSERT_EQ(together.status, LLA_OK) << together.message;
+      CacheSpec reversed = all;
+      std::reverse(reversed.sequences.begin(), reversed.sequences.end());
+      const CacheForward backwards =
+          run_cache(reversed, std::vector<Inputs>(inputs.rbegin(), inputs.rend()), implementation());
+      for (size_t b = 0; b < all.sequences.size(); ++b) {
+        EXPECT_TRUE(identical(together.o[b], backwards.o[all.sequences.size() - 1 - b])) << "sequence " << b;
+        if (b > 7) continue;
+        CacheSpec one = all;
+        one.sequences = {all.sequences[b]};
+        const CacheForward alone = run_cache(one, {inputs[b]}, implementation());
+        ASSERT_EQ(alone.status, LLA_OK) << alone.message;
+        EXPECT_TRUE(identical(alone.o[0], together.o[b])) << "sequence " << b << ", dim " << dim;
+        EXPECT_LE(relative_error(alone.o[0], cache_oracle(one, {inputs[b]}).o[0]), 2.5e-3) << "sequence " << b;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lla::test

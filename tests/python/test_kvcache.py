@@ -199,7 +199,7 @@ def test_operators_of_caches(device):
     torch.library.opcheck(torch.ops.lla.cache_append.default,
                           (k[:, :1].clone(), v[:, :1].clone(), k, v, lengths - 5, None, None, None))
     torch.library.opcheck(torch.ops.lla.append_inference.default,
-                          (k[:, :1].clone(), v[:, :1].clone(), lengths - 5, q, k, v, ridge, None, *options, lengths - 4,
+                          (k[:, :1].clone(), v[:, :1].clone(), lengths - 5, q, k, v, ridge, None, *options, None,
                            None, None, 0))
 
 

@@ -85,6 +85,9 @@ std::vector<Case> cases() {
       config.ridge_bias = true;
       add("lla per head", config);
       config = small(mixer);
+      config.ridge_form = RidgeForm::softplus;
+      add("lla softplus", config);
+      config = small(mixer);
       config.ridge = Ridge::infinite;
       add("lla infinite", config);
       config = small(mixer);

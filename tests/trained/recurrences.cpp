@@ -58,7 +58,8 @@ Tensor attention(const ModelConfig& config, const Lookup& weights, const Tensor&
   Tensor more = columns.narrow(1, width, extra);
   if (config.mixer == Mixer::lla && extra > 0) {
     if (config.ridge_bias) more = more + weights("ridge_bias");
-    more = config.ridge_min + (1 - config.ridge_min) / (1 + (-more).exp());
+    const Tensor lambda = config.ridge_form == RidgeForm::sigmoid ? 1 / (1 + (-more).exp()) : at::log1p(more.exp());
+    more = config.ridge_min + (1 - config.ridge_min) * lambda;
   }
   std::vector<Tensor> heads;
   for (int64_t h = 0; h < config.heads; ++h) {

@@ -199,6 +199,25 @@ TEST(StackTrainer, LlaWithAnInfiniteRidgeFollowsSoftmax) {
   }
 }
 
+// LLA's feed-forward layers are narrower for its W_lambda's sake. The control has none and must have softmax's layers,
+// or its run would be of another model.
+TEST(LanguageModel, TheControlHasSoftmaxsParameters) {
+  for (const char* variant : {"", "quick"}) {
+    Subset subset;
+    subset.variant = variant;
+    std::set<int64_t> counts;
+    size_t controls = 0;
+    for (const Stack& stack : make_experiment(builtin_config("language-model"), subset).stacks) {
+      if (stack.setting["budget"] != "control") continue;
+      const Layout layout = language_layout(stack.task_options);
+      counts.insert(Model(model_config(stack.task, stack.model, layout, stack.model_options)).parameters().count());
+      ++controls;
+    }
+    EXPECT_EQ(controls, 2u);
+    EXPECT_EQ(counts.size(), 1u) << variant;
+  }
+}
+
 TEST(StackTrainer, ARunThatIsNoLongerFiniteLeavesAlone) {
   const Folder folder("nan");
   Stack stack = small_stack("softmax", 3, "in-context");

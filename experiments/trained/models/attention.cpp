@@ -154,12 +154,13 @@ class Attention : public Mixing {
       return at::full({}, std::numeric_limits<double>::infinity(), get(pass, "out").options().dtype(full));
     }
     const int64_t sequences = pass.runs * pass.batch;
-    if (config_.ridge == Ridge::per_dimension && !config_.ridge_bias) {
+    const bool bounded = config_.ridge_form == RidgeForm::sigmoid;
+    if (bounded && config_.ridge == Ridge::per_dimension && !config_.ridge_bias) {
       return shared_ridge(logits.view({sequences, pass.rows, head_width()}), config_.heads, config_.ridge_min);
     }
     at::Tensor lambda = logits.to(full);
     if (config_.ridge_bias) lambda = lambda + get(pass, "ridge_bias").to(full).unsqueeze(1);
-    lambda = lambda.sigmoid();
+    lambda = bounded ? lambda.sigmoid() : at::softplus(lambda);
     if (config_.ridge_min > 0) lambda = lambda * (1 - config_.ridge_min) + config_.ridge_min;
     if (config_.ridge == Ridge::per_head) return lambda.reshape({sequences, pass.rows, config_.heads});
     return lambda.reshape({sequences, pass.rows, 1, head_width()}).expand({-1, -1, config_.heads, -1});

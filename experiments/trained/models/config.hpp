@@ -22,7 +22,8 @@ enum class Ridge {
   per_dimension,
   per_head,
   infinite
-};  // per_dimension: d_lambda = d_h shared by the heads, the paper's form
+};                                           // per_dimension: d_lambda = d_h shared by the heads, the paper's form
+enum class RidgeForm { sigmoid, softplus };  // of W_lambda x; sigmoid: the paper's, at most 1
 
 struct ModelConfig {
   Mixer mixer = Mixer::lla;
@@ -46,6 +47,7 @@ struct ModelConfig {
 
   // LLA.
   Ridge ridge = Ridge::per_dimension;
+  RidgeForm ridge_form = RidgeForm::sigmoid;
   double ridge_min = 0;     // floor of lambda, the paper has none
   bool ridge_bias = false;  // of W_lambda
 

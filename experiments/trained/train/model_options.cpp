@@ -50,6 +50,8 @@ ModelConfig model_config(const std::string& task, const std::string& model, cons
     c.init_std = s.number("init_std", c.init_std, 0, 100);
     c.ridge = choose(s, "ridge", c.ridge, {"per-dimension", "per-head", "infinite"},
                      {Ridge::per_dimension, Ridge::per_head, Ridge::infinite});
+    c.ridge_form =
+        choose(s, "ridge_form", c.ridge_form, {"sigmoid", "softplus"}, {RidgeForm::sigmoid, RidgeForm::softplus});
     c.ridge_min = s.number("ridge_min", c.ridge_min, 0, 1e9);
     c.ridge_bias = s.boolean("ridge_bias", c.ridge_bias);
     c.short_convolution = s.boolean("short_convolution", c.short_convolution);

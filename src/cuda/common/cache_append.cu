@@ -49,7 +49,10 @@ __global__ void __launch_bounds__(kThreads) append_kernel(const __grid_constant_
   const int64_t b = blockIdx.x / blocks, part = blockIdx.x % blocks;
   const core::NewTokens n = core::new_tokens(c, b);
   const bool valid = fits(c, b, n);
-  if (c.status != nullptr && part == 0 && threadIdx.x == 0) c.status[b] = valid ? LLA_ROW_OK : LLA_ROW_INVALID;
+  if (part == 0 && threadIdx.x == 0) {
+    if (c.status != nullptr) c.status[b] = valid ? LLA_ROW_OK : LLA_ROW_INVALID;
+    if (c.new_lengths != nullptr) c.new_lengths[b] = core::new_length(n);
+  }
   if (!valid) return;
   for (int64_t t = part; t < n.count; t += blocks)
     copy_token(c, n.batch, n.first + t, core::place_of_key(c, b, n.position + t));

@@ -140,6 +140,7 @@ Status check_pointers(const core::CacheAppendCall& call) {
   LLA_RETURN_IF_ERROR(check_pointer(call.cache.table, device, "page_table"));
   LLA_RETURN_IF_ERROR(check_pointer(call.slots, device, "slots"));
   LLA_RETURN_IF_ERROR(check_pointer(call.cu_seqlens, device, "cu_seqlens"));
+  LLA_RETURN_IF_ERROR(check_pointer(call.new_lengths, device, "new_seqlens"));
   return check_pointer(call.status, device, "status");
 }
 

@@ -89,7 +89,8 @@ PrepassParams prepass_of(const ForwardCall& call, const WorkspaceLayout& at) {
   return out;
 }
 
-CachePrepassParams cache_prepass_of(const ForwardCall& call, const PrepassParams& to, const WorkspaceLayout& at) {
+CachePrepassParams cache_prepass_of(const ForwardCall& call, const core::Plan& plan, const PrepassParams& to,
+                                    const WorkspaceLayout& at) {
   const Problem& p = call.problem;
   std::byte* const base = static_cast<std::byte*>(call.workspace);
   CachePrepassParams out{};
@@ -99,8 +100,10 @@ CachePrepassParams cache_prepass_of(const ForwardCall& call, const PrepassParams
   out.live_chunks = reinterpret_cast<int32_t*>(base + at.live_chunks);
   out.spans = reinterpret_cast<int32_t*>(base + at.spans);
   const Shape shape = shape_of(p);
-  out.left = shape.left, out.right = shape.right;
-  out.few_keys = p.given_x() ? few_keys(to.padded) : -1;
+  const int64_t kept = keys_of_kept_weights(p, plan);
+  out.few_keys = p.given_x() ? few_keys(to.padded) : kept > 0 ? static_cast<int32_t>(kept) : -1;
+  // Weights are kept of a block's keys, which are more than a row's: there the window does not count.
+  out.left = p.given_x() ? shape.left : -1, out.right = p.given_x() ? shape.right : -1;
   out.most_chunks = to.positions / kPrepassRows;
   out.o = call.o;
   out.info = call.info;
@@ -115,8 +118,8 @@ auto given_x_launcher(const ForwardParams& p, bool few) {
   return few ? launch_given_x<GivenXConfig<kDim, false, true>> : launch_given_x<GivenXConfig<kDim, false>>;
 }
 
-// The kernels behind the pre-pass. With own spans and x given, the one for few keys and the one for many each take
-// their list of sequences.
+// The kernels behind the pre-pass. With own spans the one for few keys and the one for many each take their list of
+// sequences: with x given, and where only weights of few keys are kept.
 Status launch_kernels(const ForwardCall& call, const core::Plan& plan, const PrepassParams& prepass,
                       const WorkspaceLayout& at) {
   const Problem& p = call.problem;
@@ -136,10 +139,16 @@ Status launch_kernels(const ForwardCall& call, const core::Plan& plan, const Pre
   };
   const auto launch = [&]<int kDim>(std::integral_constant<int, kDim>) -> Status {
     if (!p.given_x()) {
+      const auto run = [&](bool cached) {
+        return cached ? launch_forward<ForwardConfig<kDim, true>>(keys, values, params, plan.workers, stream)
+                      : launch_forward<ForwardConfig<kDim, false>>(keys, values, params, plan.workers, stream);
+      };
+      if (keys_of_kept_weights(p, plan) > 0) {
+        use_list(1);
+        LLA_RETURN_IF_ERROR(run(true));
+      }
       if (has_own_spans(p)) use_list(0);
-      return plan.cached_weights
-                 ? launch_forward<ForwardConfig<kDim, true>>(keys, values, params, plan.workers, stream)
-                 : launch_forward<ForwardConfig<kDim, false>>(keys, values, params, plan.workers, stream);
+      return run(plan.cached_weights);
     }
     const auto run = [&](bool few) {
       return given_x_launcher<kDim>(params, few)(keys, values, params, plan.workers, stream);
@@ -171,7 +180,7 @@ Status forward(const ForwardCall& call, const core::Plan& plan) {
     LLA_RETURN_IF_ERROR(run_prepass(prepass, stream));
     return launch_kernels(call, plan, prepass, at);
   }
-  const CachePrepassParams cache = cache_prepass_of(call, prepass, at);
+  const CachePrepassParams cache = cache_prepass_of(call, plan, prepass, at);
   LLA_RETURN_IF_ERROR(run_cache_prepass(cache, stream));
   LLA_RETURN_IF_ERROR(launch_kernels(call, plan, prepass, at));
   return overwrite_invalid_rows(cache, stream);

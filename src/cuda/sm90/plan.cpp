@@ -34,16 +34,32 @@ int resident_blocks(const Problem& p, const core::Machine& m, int rows) {
   return static_cast<int>(std::min<int64_t>(std::max<int64_t>(shape_of(p).items(rows), 1), m.cuda.multiprocessors));
 }
 
+// A bound for a single sequence, too.
+int64_t most_keys_of_a_sequence(const Problem& p) {
+  return p.cache ? std::min(p.seqlen_k, most_own_keys(p)) : p.seqlen_k;
+}
+
+int64_t cached_bytes_of_block(const Problem& p, int64_t keys) {
+  Shape s = shape_of(p);
+  s.seqlen_k = static_cast<int32_t>(std::min<int64_t>(s.seqlen_k, keys));
+  return cached_weights_bytes(s, padded_dim(p.dim, p.value_dim));
+}
+
 int64_t cached_bytes(const Problem& p, const core::Machine& m) {
   return cached_weights_per_block(p) * resident_blocks(p, m, kWarpgroupRows);
 }
+
+// See keys_of_kept_weights: 132 MiB on an H200.
+constexpr int64_t kKeptKeys = 4096;
 
 // With x given nothing is solved, and no pass repeats another's weights.
 bool cache_weights(const Problem& p, const core::Machine& m) {
   if (p.given_x()) return false;
   if (p.weights != Weights::automatic) return p.weights == Weights::cached;
   const int dim = padded_dim(p.dim, p.value_dim);
-  const int64_t keys = most_tiles(shape_of(p), tile_keys(dim)) * tile_keys(dim);  // of a block
+  Shape s = shape_of(p);
+  s.seqlen_k = static_cast<int32_t>(std::min<int64_t>(s.seqlen_k, most_keys_of_a_sequence(p)));
+  const int64_t keys = most_tiles(s, tile_keys(dim)) * tile_keys(dim);  // of a block
   return caching_pays(dim, keys, p.operation == core::Operation::backward) &&
          cached_bytes(p, m) <= p.cached_weights_limit;
 }
@@ -105,12 +121,20 @@ int32_t heads_together(const Problem& p) {
       std::clamp<int64_t>(kOperandBytes / per_head, 1, std::max<int64_t>(p.batch * p.heads_kv, 1)));
 }
 
-int64_t cached_weights_per_block(const Problem& p) {
-  return cached_weights_bytes(shape_of(p), padded_dim(p.dim, p.value_dim));
+int64_t cached_weights_per_block(const Problem& p) { return cached_bytes_of_block(p, most_keys_of_a_sequence(p)); }
+
+int64_t keys_of_kept_weights(const Problem& p, const core::Plan& plan) {
+  if (plan.cached_weights || p.given_x() || !p.cache || p.weights != Weights::automatic) return 0;
+  if (most_keys_of_a_sequence(p) <= kKeptKeys) return 0;
+  return cached_bytes_of_block(p, kKeptKeys) * plan.workers <= p.cached_weights_limit ? kKeptKeys : 0;
 }
 
 WorkspaceLayout forward_layout(const Problem& p, const core::Plan& plan) {
-  return {p, p.given_x() ? 0 : plan.workers, plan.cached_weights ? cached_weights_per_block(p) : 0};
+  const int64_t kept = keys_of_kept_weights(p, plan);
+  const int64_t weights = plan.cached_weights ? cached_weights_per_block(p)
+                          : kept > 0          ? cached_bytes_of_block(p, kept)
+                                              : 0;
+  return {p, p.given_x() ? 0 : plan.workers, weights};
 }
 
 std::string refuse(const Problem& p, const core::Machine& m) {
@@ -173,7 +197,7 @@ core::Notes notes(const Problem& p, const core::Machine&, const core::Plan& plan
   core::Notes notes;
   if (has_decode_part(p)) {
     notes = decode::notes(p, plan);
-    notes.emplace_back("parts", cat("decode for sequences of up to ", kMostDecodedRows,
+    notes.emplace_back("parts", cat("decode for sequences of up to ", most_rows(p),
                                     " rows per key head, the forward for the others, both launched"));
   } else {
     notes = {{"head dimension", cat(padded_dim(p.dim, p.value_dim), " in the kernel")}};
@@ -201,7 +225,12 @@ core::Notes notes(const Problem& p, const core::Machine&, const core::Plan& plan
                                 : std::string("where rounding could show: the residual is formed anew"));
   }
   if (backward) notes.emplace_back("heads side by side", cat(heads_together(p)));
-  if (plan.cached_weights) notes.emplace_back("cached weights", cat(layout.weights_stride * plan.workers, " bytes"));
+  if (plan.cached_weights || layout.weights_stride > 0) {
+    const int64_t kept = keys_of_kept_weights(p, plan);
+    notes.emplace_back("cached weights",
+                       cat(layout.weights_stride * plan.workers, " bytes",
+                           kept > 0 ? cat(", of sequences of up to ", kept, " keys") : std::string()));
+  }
   return notes;
 }
 

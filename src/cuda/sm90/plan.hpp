@@ -31,6 +31,9 @@ int32_t heads_together(const core::Problem& problem);
 
 // Bytes of cached weights of one resident block.
 int64_t cached_weights_per_block(const core::Problem& problem);
+// Where the bound of a cache's lengths is too large to keep all weights, those of sequences that turn out to have at
+// most so many keys are kept, and the others recompute theirs, each in a kernel of its own. 0: all kept, or none.
+int64_t keys_of_kept_weights(const core::Problem& problem, const core::Plan& plan);
 
 // With x given the kernel keeps nothing between tiles: no scratch.
 WorkspaceLayout forward_layout(const core::Problem& problem, const core::Plan& plan);

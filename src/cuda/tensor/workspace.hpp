@@ -66,7 +66,8 @@ constexpr int64_t most_own_keys(const core::Problem& p) {
 constexpr int64_t own_positions(const core::Problem& p) {
   return (prepass_chunks(most_own_keys(p)) + most_forward_sequences(p) + 1) * kPrepassRows;
 }
-// With x given the kernel for few keys takes its own sequences: two lists of spans.
+// The kernels for few and for many keys (x given), or with and without kept weights, each take their own sequences: two
+// lists of spans.
 inline constexpr int kSpanLists = 2;
 
 // Bytes from the start of the workspace.

@@ -36,7 +36,7 @@ Params params_of(const core::ForwardCall& call) {
   // A zero scale means equal weights; the smallest one keeps masked logits (-inf times it) at -inf.
   const float half = std::max(static_cast<float>(0.5 * std::abs(p.scale) * std::numbers::log2e), 1e-37f);
   out.half_scale = p.scale < 0 ? -half : half;
-  out.most_rows = has_forward_part(p) ? static_cast<int32_t>(kMostDecodedRows) : std::numeric_limits<int32_t>::max();
+  out.most_rows = has_forward_part(p) ? static_cast<int32_t>(most_rows(p)) : std::numeric_limits<int32_t>::max();
   out.decide_by_live_rows = has_forward_part(p);
   return out;
 }

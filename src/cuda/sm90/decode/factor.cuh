@@ -17,7 +17,7 @@ __device__ void factor(Matrix<kDim>& m) {
   constexpr int kPanels = kDim / kPanel;
   __syncthreads();
   Remaining<kDim> rest(m, threadIdx.x);
-  rest.publish(m, 0);
+  rest.publish(m);
 #pragma unroll 1
   for (int panel = 0; panel < kPanels; ++panel) {
     __syncthreads();
@@ -25,7 +25,6 @@ __device__ void factor(Matrix<kDim>& m) {
     if (panel + 1 == kPanels) break;
     __syncthreads();
     rest.update(m, panel);
-    rest.publish(m, panel + 1);
   }
   __syncthreads();
 }
@@ -42,47 +41,53 @@ __device__ __forceinline__ float smallest_pivot(const Matrix<kDim>& m) {
   return smallest;
 }
 
-// x = L^-T (what the elimination has made of the right-hand side), by the first warp; the caller puts a barrier after
-// it. A loop, not all of it unrolled: instructions that run once cost what it takes to fetch them.
+// x = L^-T (what the elimination has made of the right-hand side), scaled back, by a thread for each element; the caller
+// puts a barrier after it. Whoever needs eight solved elements solves for them; what the next step multiplies is on its
+// way meanwhile. A loop, not all of it unrolled: instructions that run once cost what it takes to fetch them.
 template <int kDim>
-__device__ void back_substitute(const Matrix<kDim>& m, float* x) {
-  if (threadIdx.x >= 32) return;
-  constexpr int kOwn = kDim / 32;  // elements of a thread
-  const int lane = threadIdx.x;
-  float own[kOwn];
-#pragma unroll
-  for (int i = 0; i < kOwn; ++i) own[i] = m.rhs[kOwn * lane + i];
-#pragma unroll 1
-  for (int first = kDim - kPanel; first >= 0; first -= kPanel) {
-    float solved[kPanel], l[kPanel][kPanel], before[kPanel][kOwn];
+__device__ void back_substitute(Matrix<kDim>& m, float* x) {
+  const int column = threadIdx.x;
+  if (column >= kDim) return;
+  float own = m.rhs[column], l[kPanel][kPanel], before[kPanel];
+  float* const left = m.columns[0];  // what is left of the right-hand side, from its end on
+  const auto load_block = [&](int first) {
 #pragma unroll
     for (int j = 1; j < kPanel; ++j) load_eight(l[j], &m.at(first + j, first));
+  };
+  const auto load_before = [&](int first) {
 #pragma unroll
-    for (int j = 0; j < kPanel; ++j) {
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) before[j][i] = 0;
-      if (kOwn * lane >= first) continue;
-      if constexpr (kOwn == 4) {
-        const float4 four = *reinterpret_cast<const float4*>(&m.at(first + j, kOwn * lane));
-        before[j][0] = four.x, before[j][1] = four.y, before[j][2] = four.z, before[j][3] = four.w;
-      } else {
-        const float2 two = *reinterpret_cast<const float2*>(&m.at(first + j, kOwn * lane));
-        before[j][0] = two.x, before[j][1] = two.y;
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < kPanel; ++j) solved[j] = __shfl_sync(0xffffffffu, own[j % kOwn], (first + j) / kOwn);
+    for (int j = 0; j < kPanel; ++j) before[j] = column < first ? m.at(first + j, column) : 0;
+  };
+  load_block(kDim - kPanel);
+  load_before(kDim - kPanel);
+#pragma unroll 1
+  for (int first = kDim - kPanel; first >= 0; first -= kPanel) {
+    const int next = first > 0 ? first - kPanel : 0;
+    if (column / kPanel == first / kPanel) left[column] = own;
+    named_sync(1, kDim);
+    float solved[kPanel];
+    load_eight(solved, &left[first]);
 #pragma unroll
     for (int j = kPanel - 1; j > 0; --j) {
 #pragma unroll
       for (int k = 0; k < j; ++k) solved[k] = fmaf(-l[j][k], solved[j], solved[k]);
     }
+    load_block(next);
+    float other = 0;
 #pragma unroll
-    for (int j = kPanel - 1; j >= 0; --j) {
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) own[i] = fmaf(-before[j][i], solved[j], own[i]);
+    for (int j = kPanel - 1; j >= 0; j -= 2) {
+      own = fmaf(-before[j], solved[j], own);
+      other = fmaf(-before[j - 1], solved[j - 1], other);
     }
-    if (lane == 0) store_eight(x + first, solved);
+    own += other;
+    load_before(next);
+    if (column == first) {
+      float scale[kPanel];
+      load_eight(scale, &m.scale[first]);
+#pragma unroll
+      for (int j = 0; j < kPanel; ++j) solved[j] *= scale[j];
+      store_eight(x + first, solved);
+    }
   }
 }
 

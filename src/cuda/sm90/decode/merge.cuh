@@ -40,13 +40,15 @@ __device__ __forceinline__ void add_scaled(float4& x, float f, const float4& y) 
 }
 
 // Matrices lie in strips of 16 rows, as one warp of the consumers holds them: rows g and g + 8 of a thread, of every
-// eight columns (a quad) two. Of a cluster each block takes a strip and its warps the quads in turn. A block alone has
-// its warps take strips of the values' products; of the keys' it takes 64 rows with four warps, quad by quad.
+// eight columns (a quad) two. Of a cluster each block takes a strip and its warps the quads in turn; but the first
+// block, which solves meanwhile, leaves its strip of the values' products to the second. A block alone has its warps
+// take strips of the values' products; of the keys' it takes 64 rows with four warps, quad by quad.
 //
 // kBundle: rows whose partials lie together; where there are several, a first pass has made them, without values.
 template <int kDim, int kCluster, int kBundle = 1>
 struct RowParts {
   static constexpr bool kValues = kBundle == 1;
+  static constexpr int kSums = (kValues ? 2 : 1) * kDim;  // columns of keys, and of values
   static constexpr bool kAlone = kCluster == 1;
   static constexpr int kWarps = kSolveThreads / 32;
   static constexpr int kStrips = kDim / 16 / kCluster;             // of a block
@@ -65,9 +67,11 @@ struct RowParts {
   const int parts;
   const float* const partials;  // of the first part
   const int thread = threadIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, rank;
-  const int strip, sub;  // this warp's strip of the values' products, and which of its quads
-  float total, stream;   // weights: of all keys, of all but the heaviest
+  int strip;            // this warp's, of the values' products
+  const int sub;        // and which of its quads
+  float total, stream;  // weights: of all keys, of all but the heaviest
   float key_scale, value_scale;
+  float first_sum = 0, first_heavy = 0;  // see ask_for_means
 
   __device__ RowParts(SolveShared<kDim>& shared, const Params& params, const RowRecord& of, int row, int rank_,
                       int of_bundle = 0)
@@ -130,25 +134,38 @@ struct RowParts {
     return invalid > 0;
   }
 
+  // Asks for what means needs of the first part.
+  __device__ __forceinline__ void ask_for_means() {
+    if (thread >= kSums) return;
+    first_sum = partial(0)[sum_place()];
+    first_heavy = vector(0, thread >= kDim ? 2 : 1)[thread % kDim];
+  }
   // Sums over keys of column d: in the quad behind those of the keys.
   __device__ __forceinline__ static int sum_offset(const ProductTile& block, int d) {
     return partial_matrix(kDim) + block.from + (block.quads * 128 + d % 64 / 16 * 32 + d % 8 * 4) * 4 + d % 16 / 8 * 2;
   }
+  // This thread's column: of the keys, then of the values.
+  __device__ __forceinline__ ProductTile sum_tile() const {
+    const int d = thread % kDim;
+    return thread >= kDim ? value_tile(kDim, d / 64) : key_tile(kDim, d / 64, kValues);
+  }
+  __device__ __forceinline__ int sum_place() const { return sum_offset(sum_tile(), thread % kDim); }
   __device__ void means() {
     static_assert(kSolveThreads >= 2 * kDim);
     const float inverse = 1 / total;
-    if (thread < (kValues ? 2 : 1) * kDim) {
+    if (thread < kSums) {
       const bool value = thread >= kDim;
       const int d = thread % kDim;
-      const ProductTile block = value ? value_tile(kDim, d / 64) : key_tile(kDim, d / 64, kValues);
-      const int at = sum_offset(block, d);
+      const int at = sum_place(), group = sum_tile().warpgroup;
       float sum = 0, heavy = 0;
-#pragma unroll kPartsAtOnce
-      for (int i = 0; i < parts; ++i) {
+      const auto add = [&](int i, float part_sum, float part_heavy) {
         const float scale = value ? s.value_factor[i] : s.key_factor[i];
-        sum = fmaf(s.matrix_factor[block.warpgroup][i] * scale, partial(i)[at], sum);
-        heavy = fmaf(s.heaviest_share[i] * (value ? 1 : scale), vector(i, value ? 2 : 1)[d], heavy);
-      }
+        sum = fmaf(s.matrix_factor[group][i] * scale, part_sum, sum);
+        heavy = fmaf(s.heaviest_share[i] * (value ? 1 : scale), part_heavy, heavy);
+      };
+      add(0, first_sum, first_heavy);
+#pragma unroll kPartsAtOnce
+      for (int i = 1; i < parts; ++i) add(i, partial(i)[at], vector(i, value ? 2 : 1)[d]);
       if (value) {
         s.value_sum[d] = sum;
         s.mean_value[d] = fmaf(sum * inverse, 1 / value_scale, heavy);
@@ -199,7 +216,7 @@ struct RowParts {
   __device__ __forceinline__ void add_parts(float4 (&sum)[kCount], const Load& load, const Factor& factor) const {
 #pragma unroll
     for (int e = 0; e < kCount; ++e) scale(sum[e], factor(0, e));
-    constexpr int kParts = kCount < 8 ? 8 / kCount : 1;
+    constexpr int kParts = kAlone ? 1 : 16 / kCount;
 #pragma unroll 1
     for (int first = 1; first < parts; first += kParts) {
       float4 v[kParts][kCount];
@@ -228,6 +245,10 @@ struct RowParts {
         });
   }
 
+  // The heaviest key of a part, from the mean.
+  __device__ __forceinline__ float piece_at(int part, int d) const {
+    return fmaf(vector(part, 1)[d], s.key_factor[part], -s.mean_key[d]);
+  }
   // This block's tiles of the covariance, into the first block's matrix. `sum`: the first part's.
   __device__ void covariance(Matrix<kDim>& to, float4 (&sum)[kKeyTiles]) {
     add_keys(sum);
@@ -244,7 +265,8 @@ struct RowParts {
       const float2 from = *reinterpret_cast<const float2*>(&s.from_mean[j]);
       const float2 mean = *reinterpret_cast<const float2*>(&s.stream_mean[j]);
       const auto centred = [&](float x, int row, float from_column, float mean_column) {
-        return fmaf(x, inverse, part * (s.from_mean[row] * from_column - s.stream_mean[row] * mean_column));
+        const float outer = s.stream_mean[row] * mean_column;
+        return fmaf(x, inverse, part * fmaf(s.from_mean[row], from_column, -outer));
       };
       const float4 v = sum[e];
       sum[e] = {centred(v.x, i, from.x, mean.x), centred(v.y, i, from.y, mean.y), centred(v.z, i + 8, from.x, mean.x),
@@ -257,7 +279,7 @@ struct RowParts {
 #pragma unroll kPartsAtOnce
       for (int e = thread; e < count * kDim; e += kSolveThreads) {
         const int piece = first + e / kDim, d = e % kDim;
-        s.pieces[e / kDim][d] = vector(piece, 1)[d] * s.key_factor[piece] - s.mean_key[d];
+        s.pieces[e / kDim][d] = piece_at(piece, d);
       }
       __syncthreads();
 #pragma unroll 1

@@ -20,6 +20,7 @@ __global__ void __launch_bounds__(kSolveThreads, kDim == 128 ? 2 : 3)
   float* const to = p.solved_x + int64_t{record.number} * kDim;
   float4 keys[RowSolve<kDim, 1, kBundle>::kKeyTiles];
   solve.load_keys(keys, 0);
+  solve.ask_for_means();
   solve.ask(kBf16 ? DType::bf16 : DType::f16);
   if (threadIdx.x == 0) s.bad = 0;
   const bool invalid = solve.weigh();

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 
 namespace lla::cuda::sm90::decode {
 
@@ -98,8 +99,8 @@ struct Layout {
   Layout(int64_t rows, int dim, Form form, int multiprocessors, bool sharing, int64_t pieces = 0) {
     const int64_t partial = partial_bytes(form, dim), fit = kMostBytes / partial / 2;
     const int64_t room = form == Form::given_x ? fit : std::min<int64_t>(fit, kMostBlocks);
-    const int64_t most =
-        pieces > 0 ? kMostBytes / (partial * pieces) : std::max<int64_t>(1, room / multiprocessors) * multiprocessors;
+    const int64_t most = pieces > 0 ? most_cut(2 * kMostBytes / (partial * pieces), pieces, multiprocessors)
+                                    : std::max<int64_t>(1, room / multiprocessors) * multiprocessors;
     rows_at_once = static_cast<int32_t>(std::max<int64_t>(1, std::min(rows, most)));
     const int32_t wave = wave_of(form, multiprocessors);
     blocks = sharing ? (rows_at_once + wave - 1) / wave * wave : wave;
@@ -111,6 +112,12 @@ struct Layout {
 
  private:
   static constexpr int64_t kMostBytes = int64_t{64} << 20;
+
+  // Rows of that many pieces: at most `room`, and such that every multiprocessor has equally many pieces.
+  static int64_t most_cut(int64_t room, int64_t pieces, int multiprocessors) {
+    const int64_t even = multiprocessors / std::gcd<int64_t>(pieces, multiprocessors);
+    return room >= even ? room / even * even : room;
+  }
 };
 
 }  // namespace lla::cuda::sm90::decode

@@ -47,6 +47,13 @@ struct RawTile {
   unsigned char *keys, *values;
 };
 
+// What a unit found out of its row; the next one of the same row need not.
+struct KnownRow {
+  int32_t local;  // -1: none
+  int32_t max;
+  float key_scale, value_scale;
+};
+
 template <class C>
 struct Shared {
   alignas(1024) unsigned char stage[C::kConverterWarpgroups][C::kStageBytes];
@@ -59,8 +66,9 @@ struct Shared {
   float more_parts[C::kWarps];
   float heaviest_logit[C::kWarps];
   int32_t warp_max[C::kWarps];
-  Unit unit;
+  Unit units[2];  // the one at work, and the next
   Walk walk;
+  KnownRow row;
   int32_t overflow;  // products too large for fp16 operands
   TileHead head[C::kConverterWarpgroups];
   Barrier full[C::kConverterWarpgroups], empty[C::kConverterWarpgroups];

@@ -14,11 +14,12 @@ struct RowSolve : RowParts<kDim, kCluster, kBundle> {
   using Parts = RowParts<kDim, kCluster, kBundle>;
   using Parts::kSplit, Parts::kStrips, Parts::kQuads, Parts::kAtOnce;
   using Parts::Parts, Parts::s, Parts::p, Parts::record, Parts::parts, Parts::thread, Parts::lane, Parts::rank;
-  using Parts::sub, Parts::total, Parts::stream, Parts::key_scale, Parts::value_scale;
-  float ridge = INFINITY, q = 0;  // of this thread's column
+  using Parts::strip, Parts::sub, Parts::total, Parts::stream, Parts::key_scale, Parts::value_scale;
+  float ridge = INFINITY, q = 0, reference = 0;  // of this thread's column
 
-  // Asks for the query and the ridge. By the first block.
+  // Asks for the query, the ridge and the reference key. By the first block.
   __device__ __forceinline__ void ask(DType dtype) {
+    if (thread < kDim) reference = this->vector(0, 0)[thread];
     if (thread >= p.dim) return;
     const int64_t at_q = row_offset(p.q, record.batch, record.position, record.head);
     const int64_t at_ridge = row_offset(p.ridge, record.batch, record.position, record.head);
@@ -37,10 +38,13 @@ struct RowSolve : RowParts<kDim, kCluster, kBundle> {
       const float scaled = ridge * key_scale * key_scale;
       removed = !(scaled <= 3e38f) && ridge >= 0;
       const float mean = s.mean_key[d], diagonal = m.at(d, d);
-      m.rhs[d] = removed ? 0 : (q - this->vector(0, 0)[d]) * key_scale - mean;
       m.at(d, d) = removed ? 1 : diagonal + scaled;
       // What rounding is relative to: the sums before the mean was taken off.
-      m.start[d] = removed ? 1 : fmaf(stream / total * s.stream_mean[d], s.stream_mean[d], diagonal) + scaled;
+      const float start = removed ? 1 : fmaf(stream / total * s.stream_mean[d], s.stream_mean[d], diagonal) + scaled;
+      const float scale = diagonal_scale(start);
+      m.scale[d] = scale;
+      m.rhs[d] = removed ? 0 : ((q - reference) * key_scale - mean) * scale;
+      m.start[d] = start * scale * scale;
       m.limit[d] = m.start[d] * (ridge > 0 ? 0x1p-20f : 0x1p-16f);
       s.x[d] = removed;
     }
@@ -62,9 +66,10 @@ struct RowSolve : RowParts<kDim, kCluster, kBundle> {
       float sum = 0;
 #pragma unroll
       for (int d = lane; d < kDim; d += 32) {
-        const float along = piece == parts       ? s.stream_mean[d]
-                            : piece == parts + 1 ? s.from_mean[d]
-                                                 : this->vector(piece, 1)[d] * s.key_factor[piece] - s.mean_key[d];
+        const float along = piece == parts           ? s.stream_mean[d]
+                            : piece == parts + 1     ? s.from_mean[d]
+                            : parts <= kPiecesAtOnce ? s.pieces[piece][d]
+                                                     : this->piece_at(piece, d);
         sum = fmaf(along, s.x[d], sum);
       }
       sum = warp_reduce(sum, [](float a, float b) { return a + b; });
@@ -82,49 +87,43 @@ struct RowSolve : RowParts<kDim, kCluster, kBundle> {
   }
 
   static constexpr int kOwnSums = kOutputSums / kSplit;  // of a warp
-  // Quads of V''ᵀK'' times x.
-  __device__ __forceinline__ void multiply_x(const float4 (&v)[kAtOnce], int n, float (&low)[kOwnSums],
-                                             float (&high)[kOwnSums]) const {
+  // V''ᵀK'' times x, summed over every eighth quad: the sums of a warp.
+  struct Sums {
+    float low[kOwnSums]{}, high[kOwnSums]{};
+  };
+  __device__ __forceinline__ void multiply_x(Sums& sums, const float4 (&v)[kAtOnce], int n) const {
     static_assert(kAtOnce % kOwnSums == 0);
 #pragma unroll
     for (int e = 0; e < kAtOnce; ++e) {
       const int quad = sub + (n + e) * kSplit;
       if (quad >= kDim / 8) continue;
-      float &a = low[e % kOwnSums], &b = high[e % kOwnSums];
+      float &a = sums.low[e % kOwnSums], &b = sums.high[e % kOwnSums];
       const float2 x = *reinterpret_cast<const float2*>(&s.x[8 * quad + 2 * (lane % 4)]);
       a = fmaf(v[e].x, x.x, fmaf(v[e].y, x.y, a));
       b = fmaf(v[e].z, x.x, fmaf(v[e].w, x.y, b));
     }
   }
-  // o of this block's strips. `held`: the first part's quads, or the sums of all parts where `whole`.
-  template <bool whole>
-  __device__ void output(float4 (&held)[kAtOnce], bool nan) {
-    float low[kOwnSums]{}, high[kOwnSums]{};
-#pragma unroll 1
-    for (int n = 0; n < kQuads; n += kAtOnce) {
-      if (n > 0) this->load_values(held, 0, n);
-      if (!whole) this->add_values(held, n);
-      multiply_x(held, n, low, high);
-    }
+  // o of these strips, from the sums.
+  __device__ void output(const Sums& sums, bool nan) {
 #pragma unroll
     for (int i = 0; i < kOwnSums; ++i) {
-      const float a = keys_sum(low[i]), b = keys_sum(high[i]);
+      const float a = keys_sum(sums.low[i]), b = keys_sum(sums.high[i]);
       float(&to)[16] = s.output[threadIdx.x / 32 / kSplit][sub + i * kSplit];
       if (lane % 4 == 0) to[lane / 4] = a, to[8 + lane / 4] = b;
     }
     __syncthreads();
-    if (thread >= 16 * kStrips) return;
-    const int j = 16 * (rank + thread / 16 * kCluster) + thread % 16;
-    if (j >= p.value_dim) return;
-    float sum = 0;
+    const int j = 16 * (kStrips > 1 ? thread / 16 : strip) + thread % 16;
+    if (thread < 16 * kStrips && j < p.value_dim) {
+      float sum = 0;
 #pragma unroll
-    for (int i = 0; i < kOutputSums; ++i) sum += s.output[thread / 16][i][thread % 16];
-    const float inverse = 1 / total, mean = s.mean_value[j];
-    float o = fmaf((sum - s.value_sum[j] * s.stream_x) * inverse, 1 / value_scale, mean);
-    if (stream > 0) o = fmaf(stream * inverse * s.from_mean_x, s.value_sum[j] / stream / value_scale - mean, o);
+      for (int i = 0; i < kOutputSums; ++i) sum += s.output[thread / 16][i][thread % 16];
+      const float inverse = 1 / total, mean = s.mean_value[j];
+      float o = fmaf((sum - s.value_sum[j] * s.stream_x) * inverse, 1 / value_scale, mean);
+      if (stream > 0) o = fmaf(stream * inverse * s.from_mean_x, s.value_sum[j] / stream / value_scale - mean, o);
 #pragma unroll Parts::kPartsAtOnce
-    for (int i = 0; i < parts; ++i) o = fmaf(s.away[i], this->vector(i, 2)[j] - mean, o);
-    store(j, nan ? NAN : o);
+      for (int i = 0; i < parts; ++i) o = fmaf(s.away[i], this->vector(i, 2)[j] - mean, o);
+      store(j, nan ? NAN : o);
+    }
   }
   __device__ void store(int j, float o) {
     const int64_t at = row_offset(p.o, record.batch, record.position, record.head);
@@ -141,7 +140,9 @@ struct RowSolve : RowParts<kDim, kCluster, kBundle> {
 };
 
 template <int kDim, bool kBf16, int kCluster>
-__global__ void __launch_bounds__(kSolveThreads, kDim == 128 ? 2 : 3) solve_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kSolveThreads, kCluster > 1  ? 1
+                                                 : kDim == 128 ? 2
+                                                               : 3) solve_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   SolveShared<kDim>& s = *reinterpret_cast<SolveShared<kDim>*>(memory);
   namespace cg = cooperative_groups;
@@ -159,6 +160,7 @@ __global__ void __launch_bounds__(kSolveThreads, kDim == 128 ? 2 : 3) solve_kern
   // Everything that waits for nothing else is asked for at once.
   float4 keys[Solve::kKeyTiles];
   solve.load_keys(keys, 0);
+  solve.ask_for_means();
   if (rank == 0) solve.ask(kBf16 ? DType::bf16 : DType::f16);
   if (threadIdx.x == 0) s.bad = 0;
   const bool invalid = solve.weigh();
@@ -168,21 +170,27 @@ __global__ void __launch_bounds__(kSolveThreads, kDim == 128 ? 2 : 3) solve_kern
   Matrix<kDim>* first = &s.matrix;
   if constexpr (kCluster > 1) first = cluster.map_shared_rank(first, 0);
   solve.covariance(*first, keys);
-  constexpr bool kHold = kCluster > 1;
-  static_assert(!kHold || Solve::kQuads <= Solve::kAtOnce);
-  float4 held[Solve::kAtOnce];
-  if constexpr (kHold) {
-    solve.load_values(held, 0, 0);
-    solve.add_values(held, 0);
+  static_assert(kCluster == 1 || Solve::kQuads <= Solve::kAtOnce);
+  constexpr int kBatches = kCluster > 1 ? 2 : Solve::kQuads / Solve::kAtOnce;
+  float4 held[kBatches][Solve::kAtOnce];  // of a cluster's second block: its strip and the first's
+  const int strips = rank == 0 ? 0 : rank == 1 ? 2 : 1;
+  if constexpr (kCluster > 1) {
     cluster.sync();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (i >= strips) continue;
+      solve.strip = rank - i;
+      solve.load_values(held[i], 0, 0);
+      solve.add_values(held[i], 0);
+    }
   }
   if (rank == 0) {
     solve.prepare();
     factor(s.matrix);
+    if (kCluster == 1) solve.load_values(held[0], 0, 0);  // on their way meanwhile
+    back_substitute(s.matrix, s.x);
+    __syncthreads();
   }
-  if constexpr (!kHold) solve.load_values(held, 0, 0);  // on their way meanwhile
-  if (rank == 0) back_substitute(s.matrix, s.x);
-  __syncthreads();
   if constexpr (kCluster > 1) {
     cluster.sync();
     if (rank != 0) {
@@ -192,13 +200,32 @@ __global__ void __launch_bounds__(kSolveThreads, kDim == 128 ? 2 : 3) solve_kern
     }
     cluster.sync();
   }
+  if (kCluster == 1 && kBatches == 2) solve.load_values(held[kBatches - 1], 0, Solve::kAtOnce);
   solve.along_x();
   bool finite = true;
   if (threadIdx.x < kDim) {
     finite = fabsf(s.x[threadIdx.x]) <= 3e38f && fabsf(s.mean_value[threadIdx.x]) <= 3e38f;
   }
   const bool nan = __syncthreads_or(!finite) || s.bad;
-  solve.template output<kHold>(held, nan);
+  if constexpr (kCluster > 1) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (i >= strips) continue;
+      solve.strip = rank - i;
+      typename Solve::Sums sums;
+      solve.multiply_x(sums, held[i], 0);
+      __syncthreads();
+      solve.output(sums, nan);
+    }
+  } else {
+    typename Solve::Sums sums;
+#pragma unroll
+    for (int i = 0; i < kBatches; ++i) {
+      solve.add_values(held[i], i * Solve::kAtOnce);
+      solve.multiply_x(sums, held[i], i * Solve::kAtOnce);
+    }
+    solve.output(sums, nan);
+  }
   if (rank == 0 && threadIdx.x < 32) {
     const bool broken = smallest_pivot(s.matrix) <= kLeastPivot;
     if (threadIdx.x == 0) solve.report(nan ? LLA_ROW_NAN : broken ? LLA_ROW_BREAKDOWN : LLA_ROW_OK);

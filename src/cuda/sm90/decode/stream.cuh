@@ -15,17 +15,14 @@ __device__ __forceinline__ void convert(Shared<C>& s, const Params& p, int threa
     if (c.lane == 0) s.walk = start;
   }
   uint32_t tiles_done = 0, fills = 0, attempts = 0;
-  for (;;) {
-    if (thread == 0) {
-      s.unit.local = -1;
-      if (s.walk.left > 0) {
-        s.unit = take(p, s.walk);
-        record_row(p, s.unit);
-      }
-    }
-    converters_sync<C>();
-    if (s.unit.local < 0) break;
-    run_unit<C>(c, ring, s.unit, s.unit.partial, tiles_done, fills, attempts);
+  if (thread == 0) {
+    s.row.local = -1;
+    take_unit(s, p, s.units[0]);
+  }
+  converters_sync<C>();
+  Ahead ahead;
+  for (int n = 0; s.units[n % 2].local >= 0; ++n) {
+    run_unit<C>(c, ring, n, ahead, tiles_done, fills, attempts);
     converters_sync<C>();
   }
   if (static_cast<uint32_t>(c.warpgroup) == tiles_done % C::kConverterWarpgroups) {

@@ -53,6 +53,12 @@ struct UnitRun {
   __device__ __forceinline__ void ask(int tile) {
     if (tile < tiles()) ring.ask(p, u, first_key(tile), u.keys, invalid);
   }
+  // The warp's first keys, before them those for the reference key, unless that is known.
+  __device__ __forceinline__ int reference_key() const { return aligned(u.row.begin) + c.warp * kWarpKeys; }
+  __device__ __forceinline__ void ask_first(bool known, uint32_t tiles_done) {
+    if (!known) ring.ask(p, u, reference_key(), u.row, invalid);
+    ask(first_tile(tiles_done));
+  }
 
   // The reference key, maximum and scales, from the row's first keys, sixteen a warp: the same for all parts of a row.
   // Needs the query in query_centre. Its tile is the next in the ring.
@@ -275,31 +281,56 @@ struct UnitRun {
   }
 };
 
-// One unit from start to end. `tiles_done` and `fills` as in stream; `attempts` counts all of the block.
+// The n-th unit of the block from start to end; meanwhile the next one is taken and its first keys are asked for.
+// `ahead`: that was done for this one. `tiles_done` and `fills` as in stream; `attempts` counts all of the block.
+struct Ahead {
+  bool asked = false, invalid = false;
+};
 template <class C>
-__device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C, Shared<C>>& ring, const Unit& u, int partial,
+__device__ __forceinline__ void take_unit(Shared<C>& s, const Params& p, Unit& to) {
+  to.local = -1;
+  if (s.walk.left == 0) return;
+  to = take(p, s.walk);
+  record_row(p, to);
+}
+template <class C>
+__device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C, Shared<C>>& ring, int n, Ahead& ahead,
                                          uint32_t& tiles_done, uint32_t& fills, uint32_t& attempts) {
   Shared<C>& s = c.s;
   const Params& p = c.p;
+  const Unit& u = s.units[n % 2];
+  Unit& next = s.units[(n + 1) % 2];
   UnitRun<C> run(c, ring, u);
+  run.invalid = ahead.invalid;
   const int thread = c.warp * 32 + c.lane;
-  const int first = aligned(u.row.begin) + c.warp * kWarpKeys;
-  ring.ask(p, u, first, u.row, run.invalid);
-  run.ask(run.first_tile(tiles_done));
+  const bool known = s.row.local == u.local;
+  if (!ahead.asked) run.ask_first(known, tiles_done);
   if (u.first) run.invalid |= others_miss_a_page(p.cache, u, thread, C::kConverters);
-  if (thread < C::kDim) s.query_centre[thread].x = query_element<C>(p, u, thread) * p.half_scale;
-  converters_sync<C>();
-  run.reference(seen_of(u.row, first));
+  if (known) {
+    c.key_scale = s.row.key_scale, c.value_scale = s.row.value_scale, c.max = s.row.max;
+  } else {
+    if (thread < C::kDim) s.query_centre[thread].x = query_element<C>(p, u, thread) * p.half_scale;
+    converters_sync<C>();
+    run.reference(seen_of(u.row, run.reference_key()));
+    if (thread == 0) s.row = {u.local, c.max, c.key_scale, c.value_scale};
+  }
 #pragma unroll 1
   for (int redo = 0;; ++redo) {
     if (thread < C::kDim) s.query_centre[thread].y = s.centre[thread] * c.key_scale;
     if (thread == 0) s.overflow = 0;
     converters_sync<C>();
-    const bool large = run.stream(partial, tiles_done, fills);
+    const bool large = run.stream(u.partial, tiles_done, fills);
     tiles_done += run.tiles() + run.padding() + 1;
-    run.publish(p.partials + int64_t{partial} * partial_floats(C::kDim));
+    if (thread == 0 && redo == 0) take_unit(s, p, next);
+    run.publish(p.partials + int64_t{u.partial} * partial_floats(C::kDim));
+    const uint32_t before = ring.asked;
+    UnitRun<C> following(c, ring, next);
+    ahead.asked = next.local >= 0;
+    if (ahead.asked) following.ask_first(next.local == u.local, tiles_done);
+    ahead.invalid = following.invalid;
     s.finished.wait(attempts++ & 1);
     if (!(large || s.overflow) || redo == kMostRedos) break;
+    for (uint32_t i = before; i < ring.asked; ++i) ring.take(0xffffu);  // not yet
     c.key_scale *= 1.0f / (1 << kRedoBits);
     c.value_scale *= 1.0f / (1 << kRedoBits);
     converters_sync<C>();

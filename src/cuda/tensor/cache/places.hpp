@@ -32,7 +32,7 @@ constexpr SequencePlace find_place(const SequenceSource& source, int32_t b, int6
   SequencePlace place{};
   place.start_q = static_cast<int32_t>(s.start_q);
   place.length_q = static_cast<int32_t>(s.length_q);
-  if (s.length_q <= 0 || (p.cache && decodes(s.length_q, p.group()))) return place;
+  if (s.length_q <= 0 || (p.cache && decodes(s.length_q, p.group(), most_rows(p)))) return place;
   place.state = s.valid ? kTaken : kInvalid;
   if (!s.valid) return place;
   const core::KeyRange seen = core::visible_keys(p.mask, s);

@@ -16,7 +16,7 @@ struct CachePrepassParams {
   int32_t* live_chunks;
   int32_t* spans;
   int32_t left, right;  // window
-  int32_t few_keys;     // with x given: sequences whose rows see at most so many keys are in the second list
+  int32_t few_keys;     // sequences whose rows see at most so many keys are in the second list
   int32_t most_chunks;  // that may be alive
   core::Operand o;      // of rows whose sequence turns out invalid
   core::RowOutputs info;
