@@ -128,7 +128,7 @@ TEST(Sm90Plan, BundlesOfRowsWithTheirX) {
   EXPECT_EQ(decode::form_of(p), decode::Form::solved);
   p.ridge = core::RidgeShape::none;
   EXPECT_EQ(decode::form_of(p), decode::Form::given_x);
-  EXPECT_EQ(decode::most_bundles(p), 32 * 8);
+  EXPECT_EQ(decode::most_bundles(p, decode::form_of(p)), 32 * 8);
   p.packed = true;
   for (const int64_t queries : {1, 4, 512}) {
     p.seqlen_q = queries;
@@ -137,12 +137,13 @@ TEST(Sm90Plan, BundlesOfRowsWithTheirX) {
   p = over_cache(32, 8, 4, 16384, 128);
   p.ridge = core::RidgeShape::none;
   EXPECT_EQ(decode::form_of(p), decode::Form::bundles);
-  EXPECT_EQ(decode::most_bundles(p), 32 * 8) << "four rows are one bundle";
+  EXPECT_EQ(decode::most_bundles(p, decode::form_of(p)), 32 * 8) << "four rows are one bundle";
   EXPECT_NE(noted(p, "decode").find("up to 8 rows"), std::string::npos);
   p.heads_kv = 2;  // sixteen rows of each
-  EXPECT_EQ(decode::most_bundles(p), 32 * 2 * 2);
+  EXPECT_EQ(decode::most_bundles(p, decode::form_of(p)), 32 * 2 * 2);
   p.packed = true;
-  EXPECT_EQ(decode::most_bundles(p), 2 * (32 * 16 / 8 + 32)) << "each sequence may have one that is not full";
+  EXPECT_EQ(decode::most_bundles(p, decode::form_of(p)), 2 * (32 * 16 / 8 + 32))
+      << "each sequence may have one that is not full";
 }
 
 std::string noted(const core::Problem& p, const char* key) {

@@ -116,6 +116,20 @@ TEST_P(GpuDecode, GroupsOfEverySize) {
   }
 }
 
+TEST_P(GpuDecode, GroupsOfDataKindsAndRidges) {
+  for (const data::Kind kind : data::kinds) {
+    for (const int64_t dim : {64, 128}) {
+      for (const double ridge : {1.0, 0.1, 0.01}) {
+        SCOPED_TRACE(data::name(kind));
+        CacheSpec spec = decoding(dim, {{1, 2100}, {1, 129}, {1, 64}});
+        spec.heads_q = 6;
+        expect_right(spec, kind, ridge);
+        if (HasFailure() || IsSkipped()) return;
+      }
+    }
+  }
+}
+
 TEST_P(GpuDecode, QueriesOfEveryNumber) {
   for (const int64_t queries : {2, 3, 4, 6, 8, 10}) {
     for (const int64_t left : {-1, 100}) {

@@ -20,14 +20,9 @@ struct BundleShared {
   Unit unit[2];  // at work, and the next; local is -1 behind the last
   Walk walk;
   Barrier loaded[kGivenXWarps][C::kRawSlots];
-};
 
-__device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(address)
-               : "memory");
-}
+  __device__ __forceinline__ RawTile tile(int warp, int slot) { return {raw[warp][slot][0], raw[warp][slot][1]}; }
+};
 
 // What a warp asks for: tile after tile of its own, from one unit on into the next, so that memory is never idle.
 template <class C>
@@ -62,29 +57,6 @@ struct Feed {
     invalid = invalid_ahead, invalid_ahead = false;
   }
 };
-
-// Values of the tile that are not finite, as bits of their keys; they are cleared, for nought times them would not be
-// nought in rows that do not see the key.
-template <class C>
-__device__ __forceinline__ uint32_t clear_poisoned(unsigned char* values) {
-  const int lane = threadIdx.x % 32, key = lane % 16;
-  constexpr uint32_t kExponent = C::kBf16 ? 0x7f80 : 0x7c00;
-  const auto wrong = [](uint32_t x) { return (x & kExponent) == kExponent || (x >> 16 & kExponent) == kExponent; };
-  bool poisoned = false;
-  for (int chunk = lane / 16; chunk < C::kChunks; chunk += 2) {
-    const uint4 v = *reinterpret_cast<const uint4*>(values + raw_offset(key, chunk));
-    poisoned |= wrong(v.x) || wrong(v.y) || wrong(v.z) || wrong(v.w);
-  }
-  uint32_t all = __ballot_sync(0xffffffffu, poisoned);
-  all = (all | all >> 16) & 0xffff;
-  if (all == 0) return 0;
-  for (int chunk = lane / 16; chunk < C::kChunks; chunk += 2) {
-    if (all >> key & 1) *reinterpret_cast<uint4*>(values + raw_offset(key, chunk)) = make_uint4(0, 0, 0, 0);
-  }
-  fence_async_proxy();  // the copy engine writes here next
-  __syncwarp();
-  return all;
-}
 
 // One unit's share of a warp, for up to 4 kQuads rows.
 template <class C, int kQuads>
@@ -225,7 +197,9 @@ __device__ __forceinline__ void stage_rows(BundleShared<C>& s, const Params& p, 
       const UnitRow from = row_of(p, u, row);
       const int64_t at_q = row_offset(p.q, u.batch, from.position, from.head) + d * p.q.stride[3];
       const int64_t at_x = row_offset(p.x, u.batch, from.position, from.head) + d * p.x.stride[3];
-      qx = {load_as<float>(p.q.data, p.q.dtype, at_q), load_as<float>(p.x.data, p.x.dtype, at_x)};
+      const float x =
+          p.solved_x ? p.solved_x[int64_t{u.number + row} * C::kDim + d] : load_as<float>(p.x.data, p.x.dtype, at_x);
+      qx = {load_as<float>(p.q.data, p.q.dtype, at_q), x};
     }
     s.query_x[row][d] = qx;
   }

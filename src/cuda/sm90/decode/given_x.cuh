@@ -17,6 +17,8 @@ struct GivenXShared {
   float sums[kGivenXWarps][2 * C::kDim];
   GivenXHead heads[kGivenXWarps];
   Barrier loaded[kGivenXWarps][C::kRawSlots];
+
+  __device__ __forceinline__ RawTile tile(int warp, int slot) { return {raw[warp][slot][0], raw[warp][slot][1]}; }
 };
 
 template <class C>

@@ -12,7 +12,8 @@ struct GivenXConfig {
   static constexpr int kDim = kDim_;
   static constexpr bool kBf16 = kBf16_, kSmallPages = kSmallPages_;
   static constexpr int kChunks = kDim / 8;
-  static constexpr int kRawBytes = kWarpKeys * kDim * 2;
+  static constexpr int kRawBytes = kWarpKeys * kDim * 2, kBoxBytes = kWarpKeys * 128;
+  static constexpr bool kFetchValues = true;
   static constexpr int kRawSlots = kDim == 128 ? 3 : 6;
 };
 

@@ -32,5 +32,7 @@ template <int kDim, bool kBf16>
 Status launch_solved(const Launch& call);
 template <int kDim, bool kBf16>
 Status launch_given_x(const Launch& call);
+template <int kDim>
+Status launch_moments(const Launch& call);  // of bf16
 
 }  // namespace lla::cuda::sm90::decode

@@ -17,8 +17,9 @@ __device__ __forceinline__ uint32_t opaque(uint32_t x) {
 
 // Raw rows lie as the copy engine's 128-byte swizzle leaves them: 64 columns after the other, 16-byte chunk c of row r
 // at c ^ (r % 8).
+template <int kBoxBytes = kWarpKeys * 128>
 __device__ __forceinline__ int raw_offset(int row, int chunk) {
-  return (chunk / 8) * (kWarpKeys * 128) + row * 128 + ((chunk % 8) ^ (row & 7)) * 16;
+  return (chunk / 8) * kBoxBytes + row * 128 + ((chunk % 8) ^ (row & 7)) * 16;
 }
 // The address a lane gives for the transposed matrices of chunks 0 and 1 (keys 0-7, 8-15 of each).
 __device__ __forceinline__ uint32_t raw_start(const unsigned char* rows) {
@@ -26,8 +27,9 @@ __device__ __forceinline__ uint32_t raw_start(const unsigned char* rows) {
   return opaque(shared_address(rows) + raw_offset(lane % 16, lane / 16));
 }
 // The same for chunks 2i and 2i + 1.
+template <int kBoxBytes = kWarpKeys * 128>
 __device__ __forceinline__ uint32_t raw_at(uint32_t start, int i) {
-  return (start ^ (32 * (i % 4))) + (i / 4) * (kWarpKeys * 128);
+  return (start ^ (32 * (i % 4))) + (i / 4) * kBoxBytes;
 }
 
 __device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap* map, int column, int head, int slot, int page,
@@ -72,12 +74,40 @@ __device__ __forceinline__ uint32_t seen_of(const Keys& keys, int first) {
 inline constexpr int kLeastBox = 4;
 inline bool small_pages(const Cache& cache) { return cache.box < kLeastBox; }
 
-// Sixteen keys and their values as they came.
-struct RawTile {
-  unsigned char *keys, *values;
-};
+__device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(address)
+               : "memory");
+}
 
-// A warp's ring of slots: it asks for tiles and takes them in the same order. S: what has the slots.
+// Rows of a tile that are not finite, as bits of their keys; they are cleared, for nought times them would not be
+// nought in rows that do not see the key.
+template <class C>
+__device__ __forceinline__ uint32_t clear_poisoned(unsigned char* rows) {
+  const int lane = threadIdx.x % 32, key = lane % 16;
+  constexpr uint32_t kExponent = C::kBf16 ? 0x7f80 : 0x7c00;
+  const auto wrong = [](uint32_t x) { return (x & kExponent) == kExponent || (x >> 16 & kExponent) == kExponent; };
+  bool poisoned = false;
+  for (int chunk = lane / 16; chunk < C::kChunks; chunk += 2) {
+    const uint4 v = *reinterpret_cast<const uint4*>(rows + raw_offset<C::kBoxBytes>(key, chunk));
+    poisoned |= wrong(v.x) || wrong(v.y) || wrong(v.z) || wrong(v.w);
+  }
+  uint32_t all = __ballot_sync(0xffffffffu, poisoned);
+  all = (all | all >> 16) & 0xffff;
+  if (all == 0) return 0;
+  for (int chunk = lane / 16; chunk < C::kChunks; chunk += 2) {
+    if (all >> key & 1) {
+      *reinterpret_cast<uint4*>(rows + raw_offset<C::kBoxBytes>(key, chunk)) = make_uint4(0, 0, 0, 0);
+    }
+  }
+  fence_async_proxy();  // the copy engine writes here next
+  __syncwarp();
+  return all;
+}
+
+// A warp's ring of slots: it asks for tiles and takes them in the same order. S: what has the slots. Of 64 columns after
+// the other each is C::kBoxBytes behind the last; without C::kFetchValues it brings keys alone.
 template <class C, class S>
 struct Ring {
   S& s;
@@ -85,10 +115,8 @@ struct Ring {
   uint32_t asked = 0, taken = 0;
 
   __device__ __forceinline__ Barrier& barrier(uint32_t n) const { return s.loaded[warp][n % C::kRawSlots]; }
-  __device__ __forceinline__ RawTile tile(uint32_t n) const {
-    unsigned char* const keys = s.raw[warp][n % C::kRawSlots][0];
-    return {keys, keys + C::kRawBytes};
-  }
+  __device__ __forceinline__ RawTile tile(uint32_t n) const { return s.tile(warp, n % C::kRawSlots); }
+  static constexpr int kTensors = C::kFetchValues ? 2 : 1;
 
   // Starts the copies of keys [first, first + 16) that `keys` includes.
   __device__ __forceinline__ void ask(const Params& p, const Unit& from, int first, const Keys& keys, bool& invalid) {
@@ -120,11 +148,11 @@ struct Ring {
     const unsigned all = __ballot_sync(0xffffffffu, there);
     const auto copy = [&](int row) {
 #pragma unroll
-      for (int which = 0; which < 2; ++which) {
+      for (int which = 0; which < kTensors; ++which) {
         const uint32_t start = shared_address(which == 0 ? to.keys : to.values) + row * 128;
 #pragma unroll
         for (int box = 0; box < C::kDim / 64; ++box) {
-          load_box(start + box * kWarpKeys * 128, which == 0 ? &p.key_map : &p.value_map, 64 * box, from.kv_head, at.y,
+          load_box(start + box * C::kBoxBytes, which == 0 ? &p.key_map : &p.value_map, 64 * box, from.kv_head, at.y,
                    at.x, here);
         }
       }
@@ -132,13 +160,13 @@ struct Ring {
     if (box == kWarpKeys) {  // all lanes know of the one copy
       at.x = __shfl_sync(0xffffffffu, at.x, 0), at.y = __shfl_sync(0xffffffffu, at.y, 0);
       if (elected()) {
-        here.arrive_expecting(__popc(all) * kWarpKeys * C::kDim * 4);
+        here.arrive_expecting(__popc(all) * kWarpKeys * C::kDim * 2 * kTensors);
         if (all != 0) copy(0);
       }
       __syncwarp();
       return;
     }
-    if (lane == 0) here.arrive_expecting(__popc(all) * box * C::kDim * 4);
+    if (lane == 0) here.arrive_expecting(__popc(all) * box * C::kDim * 2 * kTensors);
     __syncwarp();
     if (there) copy(lane * box);
     __syncwarp();
@@ -157,7 +185,7 @@ struct Ring {
         invalid |= at.x < 0;
       }
 #pragma unroll
-      for (int which = 0; which < 2; ++which) {
+      for (int which = 0; which < kTensors; ++which) {
         const core::Operand& operand = which == 0 ? p.cache.k : p.cache.v;
         const int width = which == 0 ? p.dim : p.value_dim;
         const uint16_t* const base = static_cast<const uint16_t*>(operand.data);
@@ -166,7 +194,7 @@ struct Ring {
 #pragma unroll
         for (int chunk = lane % 4; chunk < C::kChunks; chunk += 4) {
           const bool there = at.x >= 0 && 8 * chunk < width;
-          copy_ahead((which == 0 ? to.keys : to.values) + raw_offset(row, chunk),
+          copy_ahead((which == 0 ? to.keys : to.values) + raw_offset<C::kBoxBytes>(row, chunk),
                      base + (there ? start + 8 * chunk : 0), there);
         }
       }
@@ -178,7 +206,7 @@ struct Ring {
     const int lane = threadIdx.x % 32;
     const uint32_t seen = seen_of(keys, first);
 #pragma unroll 1
-    for (int which = 0; which < 2; ++which) {
+    for (int which = 0; which < kTensors; ++which) {
       const core::Operand& operand = which == 0 ? p.cache.k : p.cache.v;
       const uint16_t* base = static_cast<const uint16_t*>(operand.data);
 #pragma unroll 1
@@ -191,8 +219,8 @@ struct Ring {
           const bool there = at.x >= 0 && d < (which == 0 ? p.dim : p.value_dim);
           const int64_t element = at.x * operand.stride[0] + at.y * operand.stride[1] +
                                   from.kv_head * operand.stride[2] + d * operand.stride[3];
-          *reinterpret_cast<uint16_t*>((which == 0 ? to.keys : to.values) + raw_offset(row, d / 8) + d % 8 * 2) =
-              there ? base[element] : 0;
+          *reinterpret_cast<uint16_t*>((which == 0 ? to.keys : to.values) + raw_offset<C::kBoxBytes>(row, d / 8) +
+                                       d % 8 * 2) = there ? base[element] : 0;
         }
       }
     }
@@ -217,10 +245,10 @@ struct Ring {
   __device__ __forceinline__ static void clear(const RawTile& rows, uint32_t seen) {
     const int lane = threadIdx.x % 32;
 #pragma unroll 1
-    for (int e = lane; e < kWarpKeys * C::kChunks * 2; e += 32) {
+    for (int e = lane; e < kWarpKeys * C::kChunks * kTensors; e += 32) {
       const int row = e % kWarpKeys, chunk = e / kWarpKeys % C::kChunks, which = e / (kWarpKeys * C::kChunks);
       if (!(seen >> row & 1)) {
-        *reinterpret_cast<uint4*>((which == 0 ? rows.keys : rows.values) + raw_offset(row, chunk)) =
+        *reinterpret_cast<uint4*>((which == 0 ? rows.keys : rows.values) + raw_offset<C::kBoxBytes>(row, chunk)) =
             make_uint4(0, 0, 0, 0);
       }
     }

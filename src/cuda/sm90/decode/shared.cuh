@@ -26,8 +26,10 @@ struct Config {
   static constexpr int kWarps = 4 * kConverterWarpgroups, kConverters = 32 * kWarps;
   static constexpr int kThreads = kConverters + 128 * kMultipliers;
   static constexpr int kRawBytes = kWarpKeys * kDim * 2;  // keys (or values) of a warp
-  static constexpr int kRawSlots = kDim == 128 ? 2 : 3;   // tiles a warp has room for
-  static constexpr int kPartBytes = kTileKeys * 128;      // 64 columns of a stage
+  static constexpr int kBoxBytes = kWarpKeys * 128;       // 64 columns of them
+  static constexpr bool kFetchValues = true;
+  static constexpr int kRawSlots = kDim == 128 ? 2 : 3;  // tiles a warp has room for
+  static constexpr int kPartBytes = kTileKeys * 128;     // 64 columns of a stage
   // Parts of a stage: keys, roots (of which 8 columns are used), values.
   static constexpr int kKeyParts = kDim / 64, kRootPart = kKeyParts, kValuePart = kKeyParts + 1;
   static constexpr int kStageBytes = kPartBytes * (2 * kKeyParts + 1);
@@ -38,6 +40,11 @@ enum TileFlags : int32_t { kFresh = 1, kEnd = 2, kStop = 4 };
 struct TileHead {
   int32_t max[4];  // of each 16 keys
   int32_t flags, partial;
+};
+
+// Sixteen keys and their values as they came.
+struct RawTile {
+  unsigned char *keys, *values;
 };
 
 // What a unit found out of its row; the next one of the same row need not.
@@ -67,6 +74,8 @@ struct Shared {
   Barrier full[C::kConverterWarpgroups], empty[C::kConverterWarpgroups];
   Barrier finished;  // a unit's products are in its partial
   Barrier loaded[C::kWarps][C::kRawSlots];
+
+  __device__ __forceinline__ RawTile tile(int warp, int slot) { return {raw[warp][slot][0], raw[warp][slot][1]}; }
 };
 
 template <bool kBf16>

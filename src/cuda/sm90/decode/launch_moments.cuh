@@ -1,0 +1,27 @@
+#pragma once
+
+#include "cuda/sm90/decode/launch.cuh"
+#include "cuda/sm90/decode/moments.cuh"
+#include "cuda/sm90/decode/moments_solve.cuh"
+
+namespace lla::cuda::sm90::decode {
+
+template <int kDim, bool kSmallPages>
+Status launch_moments_in(const Launch& call) {
+  using C = MomentsConfig<kDim, kSmallPages>;
+  const Layout layout = layout_of(call);
+  return for_each_share(call, layout, [&](const Params& p) -> Status {
+    LLA_RETURN_IF_ERROR(launch_early(moments_kernel<C>, dim3(static_cast<unsigned>(layout.blocks)), C::kThreads,
+                                     sizeof(MomentsShared<C>), call.stream, "launching the first pass of decode", p));
+    return launch_early(moments_solve_kernel<kDim, C::kBf16>, dim3(static_cast<unsigned>(p.row_count * p.bundle)),
+                        kSolveThreads, sizeof(SolveShared<kDim>), call.stream,
+                        "launching the solver between the passes of decode", p);
+  });
+}
+
+template <int kDim>
+Status launch_moments(const Launch& call) {
+  return small_pages(call.p.cache) ? launch_moments_in<kDim, true>(call) : launch_moments_in<kDim, false>(call);
+}
+
+}  // namespace lla::cuda::sm90::decode
