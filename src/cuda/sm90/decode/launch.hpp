@@ -23,8 +23,8 @@ struct Launch {
 };
 
 // How the kernels are to read the cache: box, vectors and maps of p, from its other fields. `pages` counts sequences
-// where there is no table.
-Status describe_cache(Params& p);
+// where there is no table. `most`: keys of a copy, at most; those of a table's pages are as many as tiles begin at.
+Status describe_cache(Params& p, int most);
 
 Status launch(const Launch& call);
 

@@ -42,10 +42,15 @@ __device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap* map, in
 }
 
 // Page and slot of a key; page -1 where the table is wrong.
+__device__ __forceinline__ int table_entry(const Cache& cache, const Unit& from, int key) {
+  return cache.table[from.batch * cache.table_stride + key / cache.page_size];
+}
+__device__ __forceinline__ int2 page_of(const Cache& cache, int key, int page) {
+  return {page >= 0 && page < cache.pages ? page : -1, key % cache.page_size};
+}
 __device__ __forceinline__ int2 page_of(const Cache& cache, const Unit& from, int key) {
   if (!cache.table) return {from.batch, key};
-  const int page = cache.table[from.batch * cache.table_stride + key / cache.page_size];
-  return {page >= 0 && page < cache.pages ? page : -1, key % cache.page_size};
+  return page_of(cache, key, table_entry(cache, from, key));
 }
 
 // Whether a page is missing that other rows of the sequence need and this one does not: then it is not usable either.
@@ -107,12 +112,30 @@ __device__ __forceinline__ uint32_t clear_poisoned(unsigned char* rows) {
 }
 
 // A warp's ring of slots: it asks for tiles and takes them in the same order. S: what has the slots. Of 64 columns after
-// the other each is C::kBoxBytes behind the last; without C::kFetchValues it brings keys alone.
+// the other each is C::kBoxBytes behind the last; without C::kFetchValues it brings keys alone. A warp's next tile is
+// C::kTileStep keys on, as a rule: its pages are looked up ahead, for their copies wait for the table. 0: they are not.
 template <class C, class S>
 struct Ring {
   S& s;
   const int warp;
   uint32_t asked = 0, taken = 0;
+  int entry_ahead = 0, first_ahead = -1, batch_ahead = -1;  // this lane's entry of the table; -1: none
+
+  // Page and slot of this lane's key of the tile at `first`.
+  __device__ __forceinline__ int2 place(const Cache& cache, const Unit& from, int first, int key) const {
+    if (C::kTileStep == 0 || !cache.table) return page_of(cache, from, key);
+    const bool known = first_ahead == first && batch_ahead == from.batch;
+    return page_of(cache, key, known ? entry_ahead : table_entry(cache, from, key));
+  }
+  __device__ __forceinline__ void look_ahead(const Cache& cache, const Unit& from, int first, const Keys& keys,
+                                             int box) {
+    if (C::kTileStep == 0 || !cache.table) return;
+    const int lane = threadIdx.x % 32, next = first + C::kTileStep, key = next + lane * box;
+    first_ahead = -1;
+    if (lane * box >= kWarpKeys || key >= keys.end || key + box <= keys.begin) return;
+    entry_ahead = table_entry(cache, from, key);
+    first_ahead = next, batch_ahead = from.batch;
+  }
 
   __device__ __forceinline__ Barrier& barrier(uint32_t n) const { return s.loaded[warp][n % C::kRawSlots]; }
   __device__ __forceinline__ RawTile tile(uint32_t n) const { return s.tile(warp, n % C::kRawSlots); }
@@ -133,6 +156,7 @@ struct Ring {
     if constexpr (C::kSmallPages) {
       copy_rows(p, from, first, keys, invalid, to);
       here.arrive_when_copied();
+      look_ahead(cache, from, first, keys, 1);
       __syncwarp();
       if (lane == 0) here.arrive();
       return;
@@ -141,10 +165,11 @@ struct Ring {
     bool there = lane * box < kWarpKeys && key < keys.end && key + box > keys.begin;
     int2 at{0, 0};
     if (there) {
-      at = page_of(cache, from, key);
+      at = place(cache, from, first, key);
       invalid |= at.x < 0;
       there = at.x >= 0;
     }
+    look_ahead(cache, from, first, keys, box);
     const unsigned all = __ballot_sync(0xffffffffu, there);
     const auto copy = [&](int row) {
 #pragma unroll
@@ -172,18 +197,21 @@ struct Ring {
     __syncwarp();
   }
 
-  // Sixteen bytes at a time, four threads a row.
-  __device__ __forceinline__ static void copy_rows(const Params& p, const Unit& from, int first, const Keys& keys,
-                                                   bool& invalid, const RawTile& to) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll 1
-    for (int row = lane / 4; row < kWarpKeys; row += 8) {
-      const int key = first + row;
-      int2 at{-1, 0};
-      if (key >= keys.begin && key < keys.end) {
-        at = page_of(p.cache, from, key);
-        invalid |= at.x < 0;
-      }
+  // Sixteen bytes at a time, eight threads a row: whole lines.
+  __device__ __forceinline__ void copy_rows(const Params& p, const Unit& from, int first, const Keys& keys,
+                                            bool& invalid, const RawTile& to) const {
+    constexpr int kRowThreads = 8, kRowsAtOnce = 32 / kRowThreads;
+    constexpr int kUnroll = C::kTileStep == 0 ? 1 : kWarpKeys / kRowsAtOnce;  // the others have few registers
+    const int lane = threadIdx.x % 32, key = first + lane;
+    int2 own{-1, 0};
+    if (lane < kWarpKeys && key >= keys.begin && key < keys.end) {
+      own = place(p.cache, from, first, key);
+      invalid |= own.x < 0;
+    }
+#pragma unroll kUnroll
+    for (int i = 0; i < kWarpKeys; i += kRowsAtOnce) {
+      const int row = i + lane / kRowThreads;
+      const int2 at{__shfl_sync(0xffffffffu, own.x, row), __shfl_sync(0xffffffffu, own.y, row)};
 #pragma unroll
       for (int which = 0; which < kTensors; ++which) {
         const core::Operand& operand = which == 0 ? p.cache.k : p.cache.v;
@@ -192,7 +220,7 @@ struct Ring {
         const int64_t start =
             max(at.x, 0) * operand.stride[0] + at.y * operand.stride[1] + from.kv_head * operand.stride[2];
 #pragma unroll
-        for (int chunk = lane % 4; chunk < C::kChunks; chunk += 4) {
+        for (int chunk = lane % kRowThreads; chunk < C::kChunks; chunk += kRowThreads) {
           const bool there = at.x >= 0 && 8 * chunk < width;
           copy_ahead((which == 0 ? to.keys : to.values) + raw_offset<C::kBoxBytes>(row, chunk),
                      base + (there ? start + 8 * chunk : 0), there);
@@ -238,9 +266,12 @@ struct Ring {
     const RawTile here = tile(taken);
     barrier(taken).wait((taken / C::kRawSlots) & 1);
     ++taken;
+    show(here, seen);
+    return here;
+  }
+  __device__ __forceinline__ static void show(const RawTile& here, uint32_t seen) {
     if (seen != 0xffffu) clear(here, seen);
     __syncwarp();
-    return here;
   }
   __device__ __forceinline__ static void clear(const RawTile& rows, uint32_t seen) {
     const int lane = threadIdx.x % 32;

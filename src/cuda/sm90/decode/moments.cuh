@@ -24,16 +24,35 @@ struct LeftFromRegisters<128> {
   using Atom = cute::SM90::GMMA::MMA_64x128x16_F32BF16BF16_RS<cute::SM90::GMMA::Major::K, cute::SM90::GMMA::Major::MN>;
 };
 
+// Two numbers of bf16 in a word.
+__device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+__device__ __forceinline__ uint32_t times_plus(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+__device__ __forceinline__ uint32_t times_minus(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("{.reg .b32 n; neg.bf16x2 n, %3; fma.rn.bf16x2 %0, %1, %2, n;}" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
 // 64 rows of one row's sums, kBlock of them, in a warpgroup.
-template <class C, int kRow, int kBlock, int kColumns>
+template <class C, int kBlock, int kColumns>
 struct MomentsTask {
   using Atom = typename LeftFromRegisters<kColumns>::Atom;
   static constexpr int kCount = kColumns / 2;
   float sums[kCount];
-  float of_keys[2];  // Σ w (k - c) of columns g and g + 8 of this warp's sixteen, over this thread's keys
+  float of_keys[2];   // Σ w (k - c) of columns g and g + 8 of this warp's sixteen, over this thread's keys
+  float of_plain[4];  // the same where the row is plain: columns g and g + 8, each twice, over the tile's keys
   float centre[2];
-  uint32_t left[3][4];
-  int sums_max, partial_max;
+  bool plain;
+  uint32_t left[2][4];
+  int row, sums_max, partial_max;  // row: of the bundle
 
   __device__ __forceinline__ static int column() {
     return 64 * kBlock + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
@@ -43,6 +62,8 @@ struct MomentsTask {
 #pragma unroll
     for (float& x : sums) x *= factor;
     of_keys[0] *= factor, of_keys[1] *= factor;
+#pragma unroll
+    for (float& x : of_plain) x *= factor;
   }
   // The sums follow a maximum far above theirs. Nothing is in flight.
   __device__ __forceinline__ float follow(int max, bool fresh) {
@@ -60,35 +81,75 @@ struct MomentsTask {
     uint32_t raw[4];
     float2 near, far;
   };
-  __device__ __forceinline__ Loaded load(uint32_t stage, const float* weights, int step) const {
-    const int lane = threadIdx.x % 32, key = step * kWarpKeys + lane % 16;
-    const int chunk = threadIdx.x / 32 % 4 * 2 + lane / 16;
-    Loaded to;
-    load_transposed(to.raw, stage + kBlock * C::kBoxBytes + key * 128 + (chunk ^ (key & 7)) * 16);
-    const float* const from = weights + step * kWarpKeys + lane % 4 * 2;
-    to.near = *reinterpret_cast<const float2*>(from), to.far = *reinterpret_cast<const float2*>(from + 8);
-    return to;
-  }
-  // The left operand: w (k - c).
-  template <int kParts>
-  __device__ __forceinline__ void convert(const Loaded& from, float factor) {
-    // Raw words: keys 2t of column g, keys 2t + 8, and both again of column g + 8; the operand wants columns first.
+  // Nothing is in flight: what the left operand was is of no use, and need not be kept in registers.
+  __device__ __forceinline__ void forget() {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float2 k = widen_pair<true>(from.raw[i]), w = i % 2 == 0 ? from.near : from.far;
-      const float a = (k.x - centre[i / 2]) * (w.x * factor), b = (k.y - centre[i / 2]) * (w.y * factor);
-      const int at = i % 2 * 2 + i / 2;
-      left[0][at] = narrow_pair<true>(a, b);
-      const float2 rounded = widen_pair<true>(left[0][at]);
-      left[1][at] = narrow_pair<true>(a - rounded.x, b - rounded.y);
-      if constexpr (kParts == 3) {
-        const float2 lesser = widen_pair<true>(left[1][at]);
-        left[2][at] = narrow_pair<true>(a - rounded.x - lesser.x, b - rounded.y - lesser.y);
-      }
-      of_keys[i / 2] += a + b;
+    for (int part = 0; part < 2; ++part) {
+#pragma unroll
+      for (uint32_t& word : left[part]) asm volatile("" : "=r"(word));
     }
   }
-  template <int kParts>
+  // Where this lane reads its part of the first sixteen; those after are kStep and kWarpKeys on.
+  struct Place {
+    uint32_t raw;
+    const float* weights;
+    __device__ __forceinline__ void next() { raw += kWarpKeys * 128, weights += kWarpKeys; }
+  };
+  __device__ __forceinline__ Place place(uint32_t stage, const float* weights) const {
+    const int lane = threadIdx.x % 32, chunk = threadIdx.x / 32 % 4 * 2 + lane / 16;
+    return {stage + kBlock * C::kBoxBytes + lane % 16 * 128 + (chunk ^ (lane & 7)) * 16, weights + lane % 4 * 2};
+  }
+  __device__ __forceinline__ static Loaded load(const Place& from) {
+    Loaded to;
+    load_transposed(to.raw, from.raw);
+    to.near = *reinterpret_cast<const float2*>(from.weights);
+    to.far = *reinterpret_cast<const float2*>(from.weights + 8);
+    return to;
+  }
+  // The left operand: w (k - c) in two parts; or what these lack, another round for those whom two do not suffice.
+  template <bool kRest>
+  __device__ __forceinline__ void convert(const Loaded& from, float factor) {
+    // Raw words: keys 2t of column g, keys 2t + 8, and both again of column g + 8; the operand wants columns first.
+    float2 near = from.near, far = from.far;
+    if (factor != 1) near.x *= factor, near.y *= factor, far.x *= factor, far.y *= factor;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float2 k = widen_pair<true>(from.raw[i]), w = i % 2 == 0 ? near : far;
+      const float a = (k.x - centre[i / 2]) * w.x, b = (k.y - centre[i / 2]) * w.y;
+      const int at = i % 2 * 2 + i / 2;
+      const uint32_t high = narrow_pair<true>(a, b);
+      const float2 rounded = widen_pair<true>(high);
+      const uint32_t low = narrow_pair<true>(a - rounded.x, b - rounded.y);
+      if constexpr (kRest) {
+        const float2 lesser = widen_pair<true>(low);
+        left[0][at] = narrow_pair<true>(a - rounded.x - lesser.x, b - rounded.y - lesser.y), left[1][at] = 0;
+      } else {
+        left[0][at] = high, left[1][at] = low;
+        of_keys[i / 2] += a + b;
+      }
+    }
+  }
+  // The left operand of a plain row: w k, from weights in two parts. Products of 16-bit numbers leave a remainder that is
+  // one, too.
+  __device__ __forceinline__ void convert_plain(const Loaded& from, float factor) {
+    uint2 near = make_uint2(__float_as_uint(from.near.x), __float_as_uint(from.near.y));
+    uint2 far = make_uint2(__float_as_uint(from.far.x), __float_as_uint(from.far.y));
+    if (factor != 1) {
+      const uint32_t both = narrow_pair<true>(factor, factor);
+      near = make_uint2(times(near.x, both), times(near.y, both)),
+      far = make_uint2(times(far.x, both), times(far.y, both));
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint2 w = i % 2 == 0 ? near : far;
+      const int at = i % 2 * 2 + i / 2;
+      left[0][at] = times(w.x, from.raw[i]);
+      left[1][at] = times_plus(w.y, from.raw[i], times_minus(w.x, from.raw[i], left[0][at]));
+    }
+    constexpr uint32_t kOnes = 0x3f803f80;
+    warp_product<true>(of_plain, left[0], kOnes, kOnes);
+    warp_product<true>(of_plain, left[1], kOnes, kOnes);
+  }
   __device__ __forceinline__ void multiply(const detail::Operand& stage, int step, bool add) {
     constexpr int kFrom = kColumns == 64 ? kBlock * C::kBoxBytes / 16 : 0;
     const uint64_t keys = stage.at(step * 128 + kFrom);
@@ -96,13 +157,12 @@ struct MomentsTask {
     detail::issue_rs<Atom>(sums, left[0], keys, std::make_index_sequence<kCount>{},
                            add ? detail::ScaleOut::One : detail::ScaleOut::Zero);
     detail::issue_rs<Atom>(sums, left[1], keys, std::make_index_sequence<kCount>{});
-    if constexpr (kParts == 3) detail::issue_rs<Atom>(sums, left[2], keys, std::make_index_sequence<kCount>{});
     mma_commit();
   }
   // Into the row's partial, with (k - c) on both sides; and the sums start anew.
   __device__ __forceinline__ void add_to(float* partial, const float* all_centre, bool fresh) {
     constexpr ProductTile kTile = key_tile(C::kDim, kBlock, false);
-    const float low = keys_sum(of_keys[0]), high = keys_sum(of_keys[1]);
+    const float low = plain ? of_plain[0] : keys_sum(of_keys[0]), high = plain ? of_plain[2] : keys_sum(of_keys[1]);
     float out[kCount + 4];
 #pragma unroll
     for (int i = 0; i < kCount / 4; ++i) {
@@ -113,7 +173,12 @@ struct MomentsTask {
     const bool first = threadIdx.x % 4 == 0;
     out[kCount] = first ? low : 0, out[kCount + 1] = 0, out[kCount + 2] = first ? high : 0, out[kCount + 3] = 0;
     flush(reinterpret_cast<float4*>(partial + partial_matrix(C::kDim) + kTile.from), out, fresh, sums_max, partial_max);
+    clear();
+  }
+  __device__ __forceinline__ void clear() {
     of_keys[0] = of_keys[1] = 0;
+#pragma unroll
+    for (float& x : of_plain) x = 0;
   }
   __device__ __forceinline__ void finish(float* partial) const {
     if (threadIdx.x % 128 != 0) return;
@@ -122,90 +187,93 @@ struct MomentsTask {
 };
 
 // What a warpgroup multiplies: at head dimension 128 the first 64 rows of one row's sums and the others of the other's,
-// which symmetry makes half as wide; at 64 all of two rows'.
-template <class C, int kWarpgroup>
-struct Tasks {
-  static constexpr bool kWide = C::kDim == 128;
-  static constexpr int kFirst = kWide ? kWarpgroup : 2 * kWarpgroup, kSecond = kWide ? 1 - kWarpgroup : kFirst + 1;
-  MomentsTask<C, kFirst, 0, C::kDim> first;
-  MomentsTask<C, kSecond, kWide ? 1 : 0, 64> second;
-};
-
-template <class C, int kWarpgroup>
+// which symmetry makes half as wide; at 64 all of two rows'. Both warpgroups run the same instructions, in loops that are
+// not unrolled: code that is fetched for one warp at a time is what such a kernel waits for.
+template <class C>
 __device__ __forceinline__ void form_moments(MomentsShared<C>& s, const Params& p) {
-  using Both = Tasks<C, kWarpgroup>;
-  Both tasks;
-  define(tasks.first.sums);
-  define(tasks.second.sums);
+  constexpr bool kWide = C::kDim == 128;
+  const int group = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x / 128), 0);
+  MomentsTask<C, 0, C::kDim> first;
+  MomentsTask<C, kWide ? 1 : 0, 64> second;
+  first.row = kWide ? group : 2 * group, second.row = kWide ? 1 - group : 2 * group + 1;
+  define(first.sums);
+  define(second.sums);
   uint32_t slot = 0, parity = 0, units = 0;
-  int tiles = 0;
-  bool fresh = true;
-  const auto tile = [&]<int kParts>(std::integral_constant<int, kParts>, const unsigned char* stage, int at) {
-    const auto& head = s.head[at];
-    const uint32_t from = shared_address(stage);
-    const detail::Operand operand(stage, C::kBoxBytes);
-    const float first_factor = tasks.first.follow(head.max[Both::kFirst], tiles == 0);
-    const float second_factor = tasks.second.follow(head.max[Both::kSecond], tiles == 0);
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      const auto one = [&](auto& task, int row, float factor) {
-        const auto loaded = task.load(from, s.weights[at][row], step);
-        mma_wait<1>();  // the task's last products have read their left operand
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) pin(task.left[part]);
-        task.template convert<kParts>(loaded, factor);
-        task.template multiply<kParts>(operand, step, step > 0 || tiles > 0);
-      };
-      one(tasks.first, Both::kFirst, first_factor);
-      one(tasks.second, Both::kSecond, second_factor);
-    }
-    mma_wait<0>();
-    pin(tasks.first.sums);
-    pin(tasks.second.sums);
-    ++tiles;
-  };
-  using Two = std::integral_constant<int, 2>;
-  using Three = std::integral_constant<int, 3>;
-  const auto partial_of = [&](int index, int row) {
-    return p.partials + int64_t{index + row} * partial_floats(C::kDim, false);
-  };
-  const auto add_to = [&](int index) {
-    tasks.first.add_to(partial_of(index, Both::kFirst), s.centre[Both::kFirst], fresh);
-    tasks.second.add_to(partial_of(index, Both::kSecond), s.centre[Both::kSecond], fresh);
-    fresh = false;
-    tiles = 0;
-  };
+  int tiles = 0;       // in the sums
+  bool fresh = true;   // nothing is in the partial
+  bool extra = false;  // the tile of keys that had been the heaviest: a unit's last
+  int flags = 0, partial = 0;
+  const auto partial_of = [&](int row) { return p.partials + int64_t{partial + row} * partial_floats(C::kDim, false); };
   for (;;) {
-    s.full[slot].wait(parity);
-    const int flags = s.head[slot].flags, partial = s.head[slot].partial;
+    const int at = extra ? C::kStages : static_cast<int>(slot);
+    s.full[at].wait(extra ? units++ & 1 : parity);
+    if (!extra) flags = s.head[at].flags, partial = s.head[at].partial;
     if (flags & kStop) break;
-    if (flags & kFresh) {
+    if (!extra && (flags & kFresh)) {
       fresh = true, tiles = 0;
-      const auto begin = [&](auto& task, int row) {
-        task.centre[0] = s.centre[row][task.column()], task.centre[1] = s.centre[row][task.column() + 8];
-        task.of_keys[0] = task.of_keys[1] = 0;
+      const auto begin = [&](auto& task) {
+        task.centre[0] = s.centre[task.row][task.column()], task.centre[1] = s.centre[task.row][task.column() + 8];
+        task.plain = s.plain[task.row];
+        task.clear();
       };
-      begin(tasks.first, Both::kFirst);
-      begin(tasks.second, Both::kSecond);
+      begin(first);
+      begin(second);
     }
-    if (flags & kPrecise) {
-      tile(Three{}, s.stage[slot], slot);
-    } else {
-      tile(Two{}, s.stage[slot], slot);
+    const unsigned char* const stage = extra ? s.extra : s.stage[at];
+    const detail::Operand operand(stage, C::kBoxBytes);
+    const float first_factor = first.follow(s.head[at].max[first.row], tiles == 0);
+    const float second_factor = second.follow(s.head[at].max[second.row], tiles == 0);
+    const int rounds = extra || (flags & kPrecise) ? 2 : 1;
+#pragma unroll 1
+    for (int round = 0; round < rounds; ++round) {
+      first.forget(), second.forget();
+      auto first_place = first.place(shared_address(stage), s.weights[at][first.row]);
+      auto second_place = second.place(shared_address(stage), s.weights[at][second.row]);
+      auto first_loaded = first.load(first_place);
+      auto second_loaded = second.load(second_place);
+      const auto multiply = [&](auto& task, const auto& loaded, int step, float factor) {
+        mma_wait<1>();  // the task's last products have read their left operand
+        pin(task.left[0]);
+        pin(task.left[1]);
+        if (round > 0) {
+          task.template convert<true>(loaded, task.plain ? 0.0f : factor);
+        } else if (task.plain) {
+          task.convert_plain(loaded, factor);
+        } else {
+          task.template convert<false>(loaded, factor);
+        }
+        task.multiply(operand, step, step > 0 || tiles > 0 || round > 0);
+      };
+#pragma unroll 1
+      for (int step = 0; step < 4; ++step) {
+        multiply(first, first_loaded, step, first_factor);
+        first_place.next();  // behind the last sixteen lies memory that is there, and is not looked at
+        first_loaded = first.load(first_place);
+        multiply(second, second_loaded, step, second_factor);
+        second_place.next();
+        second_loaded = second.load(second_place);
+      }
+      mma_wait<0>();
+      pin(first.sums);
+      pin(second.sums);
     }
-    s.empty[slot].arrive_for_warp();
-    if (tiles == kRestart) add_to(partial);
-    if (flags & kEnd) {
-      s.full[C::kStages].wait(units++ & 1);
-      tile(Three{}, s.extra, C::kStages);
-      add_to(partial);
-      tasks.first.finish(partial_of(partial, Both::kFirst));
-      tasks.second.finish(partial_of(partial, Both::kSecond));
+    ++tiles;
+    if (!extra) s.empty[slot].arrive_for_warp();
+    if (extra || tiles == kRestart) {
+      first.add_to(partial_of(first.row), s.centre[first.row], fresh);
+      second.add_to(partial_of(second.row), s.centre[second.row], fresh);
+      fresh = false, tiles = 0;
+    }
+    if (extra) {
+      first.finish(partial_of(first.row));
+      second.finish(partial_of(second.row));
       __syncwarp();
       s.finished.arrive_for_warp();
+    } else {
+      slot = slot + 1 == C::kStages ? 0 : slot + 1;
+      parity ^= slot == 0;
     }
-    slot = slot + 1 == C::kStages ? 0 : slot + 1;
-    parity ^= slot == 0;
+    extra = !extra && (flags & kEnd);
   }
 }
 
@@ -225,12 +293,9 @@ __global__ void __launch_bounds__(C::kThreads, 1) moments_kernel(const __grid_co
   wait_for_last_kernel();
   let_next_kernel_begin();
   // 384 threads begin with 168 registers each: 256 * 192 + 128 * 120 are as many.
-  if (threadIdx.x < 128) {
+  if (threadIdx.x < 256) {
     take_registers<192>();
-    form_moments<C, 0>(s, p);
-  } else if (threadIdx.x < 256) {
-    take_registers<192>();
-    form_moments<C, 1>(s, p);
+    form_moments<C>(s, p);
   } else {
     give_registers<120>();
     Weigher<C>(s, p).run();

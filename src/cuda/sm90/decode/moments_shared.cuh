@@ -5,15 +5,18 @@
 
 namespace lla::cuda::sm90::decode {
 
+static_assert(kMomentsKeys == kTileKeys);
 inline constexpr int kWeighers = 4;        // warps, of sixteen keys each
 inline constexpr int kRangeSlack = 16;     // bits in units of sqrt(w) that a logit may exceed the maximum by
 inline constexpr int kNegligible = 20;     // what the sums may be behind a maximum before they follow
+inline constexpr float kPlainKeys = 8;     // of the first, that the weight is spread over at least
 inline constexpr int kPreciseKeys = 1024;  // rows up to this long have their products in three parts
 
 template <int kDim_, bool kSmallPages_>
 struct MomentsConfig {
   static constexpr int kDim = kDim_, kChunks = kDim / 8;
   static constexpr bool kBf16 = true, kSmallPages = kSmallPages_, kFetchValues = false;
+  static constexpr int kTileStep = 0;
   static constexpr int kRows = moments_bundle(kDim);
   static constexpr int kStages = kDim == 128 ? 12 : 16;
   static constexpr int kAhead = kStages - kWeighers;  // of them asked for before they are needed
@@ -39,9 +42,11 @@ struct MomentsShared {
   Head head[C::kStages + 1];
   float query[C::kRows][C::kDim];
   float centre[C::kRows][C::kDim];
+  int32_t plain[C::kRows];  // c is 0
   float columns[kWeighers][C::kRows][C::kDim];
   float tops[kWeighers][C::kRows], places[kWeighers][C::kRows], seconds[kWeighers][C::kRows];
-  float apart_logit[kWeighers][C::kRows], omega[kWeighers][C::kRows];
+  float apart_logit[kWeighers][C::kRows], omega[kWeighers][C::kRows], squares[kWeighers][C::kRows];
+  float omega_squared[kWeighers][C::kRows];
   int32_t max[kWeighers][C::kRows];
   float displaced[kWeighers][kWarpKeys];  // half logits; -inf: none
   Unit unit;

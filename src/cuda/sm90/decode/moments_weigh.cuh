@@ -3,9 +3,14 @@
 
 #include "cuda/common/convert.cuh"
 #include "cuda/sm90/decode/bundle_rows.cuh"
+#include "cuda/sm90/decode/merge.cuh"
 #include "cuda/sm90/decode/moments_shared.cuh"
 
 namespace lla::cuda::sm90::decode {
+
+__device__ __forceinline__ float warp_sum(float x) {
+  return warp_reduce(x, [](float a, float b) { return a + b; });
+}
 
 // One of the warps that fetch keys and make weights.
 template <class C>
@@ -15,13 +20,15 @@ struct Weigher {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
   const int row = threadIdx.x % 32 / 4;  // this thread's; those behind the last have nothing to do
   Ring<C, MomentsShared<C>> ring;
-  uint32_t query[C::kDim / 16][2];
+  // Of columns 32 i on: the row's first sixteen, and in the operand's lower half, which is another row's otherwise, the
+  // next sixteen.
+  uint32_t query[C::kDim / 32][4];
   Keys keys, common;
   float heaviest, omega;
   int max, displaced, rows;   // displaced: of this thread's row
   uint32_t tiles_before = 0;  // of the block, all warps'
   uint32_t units = 0;
-  bool invalid;
+  bool invalid, precise, plain;  // plain: this thread's row
 
   __device__ __forceinline__ Weigher(MomentsShared<C>& shared, const Params& params)
       : s(shared), p(params), ring{shared, 0} {}
@@ -32,11 +39,27 @@ struct Weigher {
   __device__ __forceinline__ static int tiles_of(const Unit& u) {
     return ::max(1, (u.keys.end - u.start + kTileKeys - 1) / kTileKeys);
   }
+  // Whether one copy takes a tile: keys of a sequence lie together.
+  __device__ __forceinline__ bool whole() const { return p.cache.box == kTileKeys && p.cache.vectors; }
+  __device__ __forceinline__ void ask_for_whole(const Unit& u, int first, const unsigned char* to, Barrier& barrier) {
+    if (elected()) {
+      barrier.arrive_expecting(C::kStageBytes);
+#pragma unroll
+      for (int box = 0; box < C::kDim / 64; ++box) {
+        load_box(shared_address(to) + box * C::kBoxBytes, &p.key_map, 64 * box, u.kv_head, first, u.batch, barrier);
+      }
+    }
+    __syncwarp();
+  }
   // A tile is one warp's, all of it: four of them are under way at a time.
   __device__ __forceinline__ void ask(const Unit& u, int n) {
     if (n >= tiles_of(u)) return;
     const uint32_t at = tiles_before + n;
     s.empty[at % C::kStages].wait(((at / C::kStages) & 1) ^ 1);
+    if (whole()) {
+      ask_for_whole(u, u.start + n * kTileKeys, s.stage[at % C::kStages], ring.barrier(at * C::kQuarters));
+      return;
+    }
     ring.asked = at * C::kQuarters;
 #pragma unroll 1
     for (int i = 0; i < C::kQuarters; ++i) {
@@ -46,18 +69,20 @@ struct Weigher {
 
   // Half logits of this thread's row and four keys of sixteen.
   __device__ __forceinline__ void logits(float (&logit)[4], const unsigned char* rows_of_keys) const {
-    float product[2][4]{};
+    float product[2][2][4]{};  // of even and of odd sixteens: half of each is of use
     const uint32_t from = raw_start(rows_of_keys);
 #pragma unroll
     for (int i = 0; i < C::kDim / 16; ++i) {
       uint32_t k[4];
       load_matrices(k, raw_at<C::kBoxBytes>(from, i));
-      const uint32_t left[4] = {query[i][0], 0, query[i][1], 0};
-      warp_product<C::kBf16>(product[0], left, k[0], k[2]);
-      warp_product<C::kBf16>(product[1], left, k[1], k[3]);
+      warp_product<C::kBf16>(product[i % 2][0], query[i / 2], k[0], k[2]);
+      warp_product<C::kBf16>(product[i % 2][1], query[i / 2], k[1], k[3]);
     }
 #pragma unroll
-    for (int i = 0; i < 4; ++i) logit[i] = live() ? product[i / 2][i % 2] * p.half_scale : -INFINITY;
+    for (int i = 0; i < 4; ++i) {
+      const float sum = product[0][i / 2][i % 2] + product[1][i / 2][2 + i % 2];
+      logit[i] = live() ? sum * p.half_scale : -INFINITY;
+    }
   }
   // Rows that do not see a key have -inf.
   __device__ __forceinline__ void mask(float (&logit)[4], int first, const Keys& seen) const {
@@ -147,19 +172,21 @@ struct Weigher {
       if (-static_cast<float>(warp * kWarpKeys + key_at(i)) == place) logit[i] = -INFINITY;
     }
     const float second = over_warps(s.seconds, keys_max(largest(logit)));
-    float sum = 0;
+    float sum = 0, sum_squared = 0;
     float* const weights = s.weights[C::kStages][there() ? row : 0] + warp * kWarpKeys;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float w = logit[i] > -INFINITY ? exp2_fast(2 * (logit[i] - second)) : 0;
-      sum += w;
+      sum += w, sum_squared = fmaf(w, w, sum_squared);
       if (there()) weights[key_at(i)] = w;
     }
-    sum = keys_sum(sum);
-    if (there() && lane % 4 == 0) s.omega[warp][row] = sum;
+    sum = keys_sum(sum), sum_squared = keys_sum(sum_squared);
+    if (there() && lane % 4 == 0) s.omega[warp][row] = sum, s.omega_squared[warp][row] = sum_squared;
     __syncwarp();
+    float squares[C::kRows]{};
     for (int d = 2 * lane; d < C::kDim; d += 64) {
       float2 sums[C::kRows]{};
+#pragma unroll 4
       for (int key = 0; key < kWarpKeys; ++key) {
         const float2 k = widen_pair<C::kBf16>(
             *reinterpret_cast<const uint32_t*>(rows_of_keys + raw_offset<C::kBoxBytes>(key, d / 8) + d % 8 * 2));
@@ -167,10 +194,16 @@ struct Weigher {
         for (int r = 0; r < C::kRows; ++r) {
           const float w = s.weights[C::kStages][r][warp * kWarpKeys + key];
           sums[r].x = fmaf(w, k.x, sums[r].x), sums[r].y = fmaf(w, k.y, sums[r].y);
+          squares[r] = fmaf(w, fmaf(k.x, k.x, k.y * k.y), squares[r]);
         }
       }
 #pragma unroll
       for (int r = 0; r < C::kRows; ++r) *reinterpret_cast<float2*>(&s.columns[warp][r][d]) = sums[r];
+    }
+#pragma unroll
+    for (int r = 0; r < C::kRows; ++r) {
+      const float all = warp_sum(squares[r]);
+      if (lane == 0) s.squares[warp][r] = all;
     }
     weighers_sync();
     for (int at = warp * 32 + lane; at < C::kRows * C::kDim; at += 32 * kWeighers) {
@@ -179,12 +212,43 @@ struct Weigher {
       const float column = (s.columns[0][r][d] + s.columns[1][r][d]) + (s.columns[2][r][d] + s.columns[3][r][d]);
       s.centre[r][d] = all > 0 ? __bfloat162float(__float2bfloat16_rn(column / all)) : 0;
     }
+    weighers_sync();
+    if (warp < C::kRows) choose_plain(warp);
     const float start = second > -INFINITY ? second : top > -INFINITY ? top : 0;
     max = there() ? static_cast<int>(ceilf(fmaxf(fminf(start, 1e6f), -1e6f))) : 0;
   }
 
+  // Where the mean is no longer than the spread, nothing is gained from taking it off: c is 0, the row plain, and its left
+  // operand half as many instructions. Not of short rows, which have three parts, nor where few keys have the weight and
+  // what two parts lack is not evened out.
+  __device__ __forceinline__ void choose_plain(int r) {
+    float norm = 0;
+    for (int d = lane; d < C::kDim; d += 32) norm = fmaf(s.centre[r][d], s.centre[r][d], norm);
+    norm = warp_sum(norm);
+    const float all = (s.omega[0][r] + s.omega[1][r]) + (s.omega[2][r] + s.omega[3][r]);
+    const float squares = (s.squares[0][r] + s.squares[1][r]) + (s.squares[2][r] + s.squares[3][r]);
+    const float peaked =
+        (s.omega_squared[0][r] + s.omega_squared[1][r]) + (s.omega_squared[2][r] + s.omega_squared[3][r]);
+    const bool small = !precise && norm * all <= 0.5f * squares && all * all >= kPlainKeys * peaked;
+    if (small) {
+      for (int d = lane; d < C::kDim; d += 32) s.centre[r][d] = 0;
+    }
+    if (lane == 0) s.plain[r] = small;
+  }
+  // Two weights as the consumers want them: of plain rows in two parts each.
+  __device__ __forceinline__ void put_weights(float* to, float a, float b) const {
+    float2 pair{a, b};
+    if (plain) {
+      const uint32_t high = narrow_pair<true>(a, b);
+      const float2 rounded = widen_pair<true>(high);
+      pair = {__uint_as_float(high), __uint_as_float(narrow_pair<true>(a - rounded.x, b - rounded.y))};
+    }
+    *reinterpret_cast<float2*>(to) = pair;
+  }
+
   // q, the keys each row sees, c and the first maximum.
   __device__ __forceinline__ void begin(const Unit& u) {
+    precise = u.row.end - u.row.begin <= kPreciseKeys;
     invalid = u.first && others_miss_a_page(p.cache, u, warp * 32 + lane, 32 * kWeighers);
     common = u.row;
 #pragma unroll 1
@@ -198,7 +262,11 @@ struct Weigher {
     const int thread = warp * 32 + lane, first = aligned(common.begin) + warp * kWarpKeys;
     FirstKeys<C> first_keys{s};
     Ring<typename FirstKeys<C>::Config, FirstKeys<C>> first_ring{first_keys, warp, units, units};
-    first_ring.ask(p, u, first, common, invalid);
+    if (whole()) {
+      if (warp == 0) ask_for_whole(u, first, s.extra, s.first_loaded[0]);
+    } else {
+      first_ring.ask(p, u, first, common, invalid);
+    }
 #pragma unroll 1
     for (int n = warp; n < C::kAhead; n += kWeighers) ask(u, n);
     for (int at = thread; at < C::kRows * C::kDim; at += 32 * kWeighers) {
@@ -214,9 +282,17 @@ struct Weigher {
 #pragma unroll
     for (int i = 0; i < C::kDim / 8; ++i) {
       const float* const q = s.query[there() ? row : 0] + 8 * i + lane % 4 * 2;
-      query[i / 2][i % 2] = there() ? narrow_pair<C::kBf16>(q[0], q[1]) : 0;
+      query[i / 4][i % 2 * 2 + i / 2 % 2] = there() ? narrow_pair<C::kBf16>(q[0], q[1]) : 0;
     }
-    reference(first_ring.take(seen_of(common, first)).keys, first);
+    if (whole()) {
+      s.first_loaded[0].wait(units & 1);
+      first_ring.show(first_ring.tile(units), seen_of(common, first));
+    } else {
+      first_ring.take(seen_of(common, first));
+    }
+    reference(first_ring.tile(units).keys, first);
+    weighers_sync();
+    plain = s.plain[there() ? row : 0];
     heaviest = -INFINITY, omega = 0, displaced = 0;
     if (lane < kWarpKeys) s.displaced[warp][lane] = -INFINITY;
     for (int e = lane; e < kWarpKeys * C::kChunks; e += 32) {
@@ -232,12 +308,19 @@ struct Weigher {
     const int slot = at % C::kStages, first = u.start + n * kTileKeys;
     const bool edge = first < common.begin || first + kTileKeys > common.end;
     ring.taken = at * C::kQuarters;
+    if (whole()) ring.barrier(at * C::kQuarters).wait((at / C::kStages) & 1);
     unsigned char* const stage = s.stage[slot];
     float logit[C::kQuarters][4];
     if (edge) {
 #pragma unroll 1
       for (int q = 0; q < C::kQuarters; ++q) {
-        unsigned char* const rows_of_keys = ring.take(seen_of(u.keys, first + q * kWarpKeys)).keys;
+        unsigned char* const rows_of_keys = stage + q * kWarpKeys * 128;
+        const uint32_t seen = seen_of(u.keys, first + q * kWarpKeys);
+        if (whole()) {
+          ring.show({rows_of_keys, nullptr}, seen);
+        } else {
+          ring.take(seen);
+        }
         const uint32_t poisoned = clear_poisoned<C>(rows_of_keys);
         float one[4];
         logits(one, rows_of_keys);
@@ -250,8 +333,10 @@ struct Weigher {
         }
       }
     } else {
+      if (!whole()) {
 #pragma unroll
-      for (int q = 0; q < C::kQuarters; ++q) ring.take(0xffff);
+        for (int q = 0; q < C::kQuarters; ++q) ring.take(0xffff);
+      }
 #pragma unroll
       for (int q = 0; q < C::kQuarters; ++q) logits(logit[q], stage + q * kWarpKeys * 128);
     }
@@ -275,13 +360,12 @@ struct Weigher {
           w[i] = exp2_fast(2 * (logit[q][i] - static_cast<float>(max)));
           omega += w[i];
         }
-        *reinterpret_cast<float2*>(to + q * kWarpKeys + key_at(0)) = {w[0], w[1]};
-        *reinterpret_cast<float2*>(to + q * kWarpKeys + key_at(2)) = {w[2], w[3]};
+        put_weights(to + q * kWarpKeys + key_at(0), w[0], w[1]);
+        put_weights(to + q * kWarpKeys + key_at(2), w[2], w[3]);
       }
       if (lane % 4 == 0) s.head[slot].max[row] = max;
     }
     if (lane == 0) {
-      const bool precise = u.row.end - u.row.begin <= kPreciseKeys;
       s.head[slot].flags = (n == 0 ? kFresh : 0) | (n + 1 == tiles ? kEnd : 0) | (precise ? kPrecise : 0);
       s.head[slot].partial = partial;
     }
@@ -311,12 +395,15 @@ struct Weigher {
       int top = s.max[0][row];
       for (int w = 1; w < kWeighers; ++w) top = ::max(top, s.max[w][row]);
       float* const to = s.weights[C::kStages][row] + warp * kWarpKeys;
+      float w[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float logit = key_at(i) / C::kDisplaced == row ? s.displaced[warp][key_at(i)] : -INFINITY;
         omega += exp2_fast(2 * (logit - static_cast<float>(max)));
-        to[key_at(i)] = exp2_fast(2 * (logit - static_cast<float>(top)));
+        w[i] = exp2_fast(2 * (logit - static_cast<float>(top)));
       }
+      put_weights(to + key_at(0), w[0], w[1]);
+      put_weights(to + key_at(2), w[2], w[3]);
       if (warp == 0 && lane % 4 == 0) s.head[C::kStages].max[row] = top;
     }
     fence_async_proxy();

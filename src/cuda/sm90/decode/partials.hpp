@@ -65,6 +65,7 @@ constexpr int given_x_row_floats(int dim) { return kGivenXHead + 2 * dim; }
 
 // Rows of a key head whose products of keys are formed in one pass: as many as there are registers for.
 constexpr int moments_bundle(int dim) { return dim == 128 ? 2 : 4; }
+inline constexpr int kMomentsKeys = 64;  // of a tile of that pass
 
 // What a launch is: rows that are solved in one pass; rows that have their x, each on its own or in bundles; the first
 // of two passes, which solves for the x of rows that share keys.
@@ -85,6 +86,13 @@ constexpr int64_t partial_bytes(Form form, int dim) {
 // says how many of them work).
 inline constexpr int kMostBlocks = 512;  // of a launch that solves: a row may have a part in each
 
+// Blocks of a launch that run at a time. Of a bundle's kernel two share a multiprocessor: one begins or ends a unit
+// while the other streams.
+inline constexpr int kBundleResident = 2;
+constexpr int wave_of(Form form, int multiprocessors) {
+  return form == Form::bundles ? kBundleResident * multiprocessors : multiprocessors;
+}
+
 struct Layout {
   int32_t rows_at_once = 0;
   int32_t blocks = 0;                            // of a launch
@@ -98,7 +106,8 @@ struct Layout {
     const int64_t most = pieces > 0 ? most_cut(2 * kMostBytes / (partial * pieces), pieces, multiprocessors)
                                     : std::max<int64_t>(1, room / multiprocessors) * multiprocessors;
     rows_at_once = static_cast<int32_t>(std::max<int64_t>(1, std::min(rows, most)));
-    blocks = sharing ? (rows_at_once + multiprocessors - 1) / multiprocessors * multiprocessors : multiprocessors;
+    const int32_t wave = wave_of(form, multiprocessors);
+    blocks = sharing ? (rows_at_once + wave - 1) / wave * wave : wave;
     const int64_t partials = pieces > 0 ? rows_at_once * pieces : int64_t{rows_at_once} + blocks;
     records = (partial * partials + 255) / 256 * 256;
     live_rows = records + int64_t{rows_at_once} * int64_t{sizeof(RowRecord)};

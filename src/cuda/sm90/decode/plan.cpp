@@ -30,12 +30,13 @@ int64_t rows_sharing_keys(const Problem& p) { return p.seqlen_q * p.group(); }
 // bundles: their bound is that of the prompts beside them, which must not change a bit of the decoders.
 //
 // Solved rows that share keys take two passes: one for the sums that x is solved from, several rows at once, one with x
-// given. Which rows those are is a matter of the group, or of queries that all sequences have equally many of: not of
-// what else is in the batch, which would change bits. f16 has no range for the first pass.
+// given. Fewer rows than fill half of the first pass are quicker one by one (D = 64). Which rows those are is a matter of
+// the group, or of queries that all sequences have equally many of: not of what else is in the batch, which would change
+// bits. f16 has no range for the first pass.
 Form form_of(const Problem& p) {
   if (p.given_x()) return p.packed || p.seqlen_q * p.group() > 1 ? Form::bundles : Form::given_x;
-  const bool sharing = p.group() > 1 || (!p.packed && p.seqlen_q > 1);
-  return sharing && p.dtype == DType::bf16 ? Form::moments : Form::solved;
+  const int64_t sharing = p.group() * (p.packed ? 1 : p.seqlen_q);
+  return p.dtype == DType::bf16 && sharing > moments_bundle(kernel_dim(p)) / 2 ? Form::moments : Form::solved;
 }
 
 // Rows, or bundles of them. Of sequences of which the host knows only all queries together every one may have a bundle

@@ -28,6 +28,7 @@ struct Config {
   static constexpr int kRawBytes = kWarpKeys * kDim * 2;  // keys (or values) of a warp
   static constexpr int kBoxBytes = kWarpKeys * 128;       // 64 columns of them
   static constexpr bool kFetchValues = true;
+  static constexpr int kTileStep = 0;                    // no registers for pages looked up ahead (load.cuh)
   static constexpr int kRawSlots = kDim == 128 ? 2 : 3;  // tiles a warp has room for
   static constexpr int kPartBytes = kTileKeys * 128;     // 64 columns of a stage
   // Parts of a stage: keys, roots (of which 8 columns are used), values.
