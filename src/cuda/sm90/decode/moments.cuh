@@ -50,7 +50,7 @@ struct MomentsTask {
   float of_keys[2];   // Σ w (k - c) of columns g and g + 8 of this warp's sixteen, over this thread's keys
   float of_plain[4];  // the same where the row is plain: columns g and g + 8, each twice, over the tile's keys
   float centre[2];
-  bool plain;
+  bool plain, precise;
   uint32_t left[2][4];
   int row, sums_max, partial_max;  // row: of the bundle
 
@@ -213,7 +213,7 @@ __device__ __forceinline__ void form_moments(MomentsShared<C>& s, const Params& 
       fresh = true, tiles = 0;
       const auto begin = [&](auto& task) {
         task.centre[0] = s.centre[task.row][task.column()], task.centre[1] = s.centre[task.row][task.column() + 8];
-        task.plain = s.plain[task.row];
+        task.plain = s.plain[task.row], task.precise = s.precise[task.row];
         task.clear();
       };
       begin(first);
@@ -223,7 +223,7 @@ __device__ __forceinline__ void form_moments(MomentsShared<C>& s, const Params& 
     const detail::Operand operand(stage, C::kBoxBytes);
     const float first_factor = first.follow(s.head[at].max[first.row], tiles == 0);
     const float second_factor = second.follow(s.head[at].max[second.row], tiles == 0);
-    const int rounds = extra || (flags & kPrecise) ? 2 : 1;
+    const int rounds = first.precise || second.precise ? 2 : 1;
 #pragma unroll 1
     for (int round = 0; round < rounds; ++round) {
       first.forget(), second.forget();
@@ -236,7 +236,7 @@ __device__ __forceinline__ void form_moments(MomentsShared<C>& s, const Params& 
         pin(task.left[0]);
         pin(task.left[1]);
         if (round > 0) {
-          task.template convert<true>(loaded, task.plain ? 0.0f : factor);
+          task.template convert<true>(loaded, task.precise ? factor : 0.0f);  // nothing of the other's
         } else if (task.plain) {
           task.convert_plain(loaded, factor);
         } else {

@@ -9,7 +9,7 @@ static_assert(kMomentsKeys == kTileKeys);
 inline constexpr int kWeighers = 4;        // warps, of sixteen keys each
 inline constexpr int kRangeSlack = 16;     // bits in units of sqrt(w) that a logit may exceed the maximum by
 inline constexpr int kNegligible = 20;     // what the sums may be behind a maximum before they follow
-inline constexpr float kPlainKeys = 8;     // of the first, that the weight is spread over at least
+inline constexpr float kSpreadKeys = 8;    // of the first, that have the weight at least where two parts suffice
 inline constexpr int kPreciseKeys = 1024;  // rows up to this long have their products in three parts
 
 template <int kDim_, bool kSmallPages_>
@@ -27,8 +27,6 @@ struct MomentsConfig {
   static constexpr int kThreads = 256 + 32 * kWeighers;
 };
 
-enum MomentsFlags : int32_t { kPrecise = 8 };  // beside TileFlags
-
 template <class C>
 struct MomentsShared {
   struct Head {
@@ -42,7 +40,7 @@ struct MomentsShared {
   Head head[C::kStages + 1];
   float query[C::kRows][C::kDim];
   float centre[C::kRows][C::kDim];
-  int32_t plain[C::kRows];  // c is 0
+  int32_t plain[C::kRows], precise[C::kRows];  // plain: c is 0; precise: three parts
   float columns[kWeighers][C::kRows][C::kDim];
   float tops[kWeighers][C::kRows], places[kWeighers][C::kRows], seconds[kWeighers][C::kRows];
   float apart_logit[kWeighers][C::kRows], omega[kWeighers][C::kRows], squares[kWeighers][C::kRows];

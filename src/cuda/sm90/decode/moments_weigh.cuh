@@ -28,7 +28,7 @@ struct Weigher {
   int max, displaced, rows;   // displaced: of this thread's row
   uint32_t tiles_before = 0;  // of the block, all warps'
   uint32_t units = 0;
-  bool invalid, precise, plain;  // plain: this thread's row
+  bool invalid, few_keys, plain;  // plain: this thread's row
 
   __device__ __forceinline__ Weigher(MomentsShared<C>& shared, const Params& params)
       : s(shared), p(params), ring{shared, 0} {}
@@ -213,27 +213,28 @@ struct Weigher {
       s.centre[r][d] = all > 0 ? __bfloat162float(__float2bfloat16_rn(column / all)) : 0;
     }
     weighers_sync();
-    if (warp < C::kRows) choose_plain(warp);
+    if (warp < C::kRows) choose_way(warp);
     const float start = second > -INFINITY ? second : top > -INFINITY ? top : 0;
     max = there() ? static_cast<int>(ceilf(fmaxf(fminf(start, 1e6f), -1e6f))) : 0;
   }
 
-  // Where the mean is no longer than the spread, nothing is gained from taking it off: c is 0, the row plain, and its left
-  // operand half as many instructions. Not of short rows, which have three parts, nor where few keys have the weight and
-  // what two parts lack is not evened out.
-  __device__ __forceinline__ void choose_plain(int r) {
+  // How a row is multiplied, by its first keys. Where few of them have the weight, or it has few, what two parts lack is
+  // not evened out over many: it has a third. Of the others, where the mean is no longer than the spread, nothing is
+  // gained from taking it off: c is 0, the row plain, and its left operand takes half as many instructions.
+  __device__ __forceinline__ void choose_way(int r) {
     float norm = 0;
     for (int d = lane; d < C::kDim; d += 32) norm = fmaf(s.centre[r][d], s.centre[r][d], norm);
     norm = warp_sum(norm);
-    const float all = (s.omega[0][r] + s.omega[1][r]) + (s.omega[2][r] + s.omega[3][r]);
-    const float squares = (s.squares[0][r] + s.squares[1][r]) + (s.squares[2][r] + s.squares[3][r]);
-    const float peaked =
-        (s.omega_squared[0][r] + s.omega_squared[1][r]) + (s.omega_squared[2][r] + s.omega_squared[3][r]);
-    const bool small = !precise && norm * all <= 0.5f * squares && all * all >= kPlainKeys * peaked;
+    const auto all = [&](const float(&parts)[kWeighers][C::kRows]) {
+      return (parts[0][r] + parts[1][r]) + (parts[2][r] + parts[3][r]);
+    };
+    const float omega_of_all = all(s.omega);
+    const bool spread = !few_keys && omega_of_all * omega_of_all >= kSpreadKeys * all(s.omega_squared);
+    const bool small = spread && norm * omega_of_all <= 0.5f * all(s.squares);
     if (small) {
       for (int d = lane; d < C::kDim; d += 32) s.centre[r][d] = 0;
     }
-    if (lane == 0) s.plain[r] = small;
+    if (lane == 0) s.plain[r] = small, s.precise[r] = !spread;
   }
   // Two weights as the consumers want them: of plain rows in two parts each.
   __device__ __forceinline__ void put_weights(float* to, float a, float b) const {
@@ -248,7 +249,7 @@ struct Weigher {
 
   // q, the keys each row sees, c and the first maximum.
   __device__ __forceinline__ void begin(const Unit& u) {
-    precise = u.row.end - u.row.begin <= kPreciseKeys;
+    few_keys = u.row.end - u.row.begin <= kPreciseKeys;
     invalid = u.first && others_miss_a_page(p.cache, u, warp * 32 + lane, 32 * kWeighers);
     common = u.row;
 #pragma unroll 1
@@ -366,7 +367,7 @@ struct Weigher {
       if (lane % 4 == 0) s.head[slot].max[row] = max;
     }
     if (lane == 0) {
-      s.head[slot].flags = (n == 0 ? kFresh : 0) | (n + 1 == tiles ? kEnd : 0) | (precise ? kPrecise : 0);
+      s.head[slot].flags = (n == 0 ? kFresh : 0) | (n + 1 == tiles ? kEnd : 0);
       s.head[slot].partial = partial;
     }
     __syncwarp();
