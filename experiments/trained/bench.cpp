@@ -193,8 +193,7 @@ int main(int argc, char** argv) {
     }
   }
   if (mixers.empty()) mixers = all_mixers();
-  at::globalContext().setDeterministicAlgorithms(true, false);
-  at::globalContext().setDeterministicFillUninitializedMemory(false);
+  require_determinism();
   const DeviceScope scope(at::Device(at::kCUDA, 0));
   for (const Mixer mixer : mixers) {
     for (const Shape& shape : shapes) {

@@ -90,6 +90,7 @@ int run(const std::string& task, Options o) {
     const bool gpu = o.device == "auto" ? device_count() > 0 : o.device != "cpu";
     return list_runs(experiment, gpu ? "cuda" : "cpu"), 0;
   }
+  require_determinism();
   const std::vector<at::Device> on = devices(o.device);
   if (task == "language-model") {
     load_corpus(experiment.config.contains("corpus") ? experiment.config["corpus"] : Json::object());

@@ -114,7 +114,7 @@ typedef struct lla_options {
   int64_t cached_weights_limit; /* bytes cached weights may take in the workspace; default 1 GiB */
   const char* implementation;   /* NULL: the first of lla_implementation_name's list that takes the problem */
   int32_t causal;               /* default 1; the mask is aligned bottom-right when Lq != Lk */
-  int32_t max_iterations;       /* of conjugate gradients; 0 (default) means max(64, 4 D) */
+  int32_t max_iterations;       /* of conjugate gradients; 0 (default) means max(64, 8 D) */
   int32_t solver;               /* lla_solver */
   int32_t weights;              /* lla_weights */
   int32_t precision;            /* lla_precision */

@@ -167,7 +167,7 @@ def lla_attention(
     scale of the logits, 1/sqrt(D) by default. causal masks are aligned bottom-right when Lq != Lk. window_size
     (left, right) counts visible keys on each side of the diagonal, -1 for all.
     solver "auto", "cg" (stops at a relative residual of tol, or after max_iterations) or "direct". tol is 1e-3 for 16-bit
-    tensors, 1e-4 for float32 and 1e-9 for float64 unless given; max_iterations max(64, 4 D).
+    tensors, 1e-4 for float32 and 1e-9 for float64 unless given; max_iterations max(64, 8 D).
     implementation: name one of `lla.implementations()` instead of the first that takes the problem.
     precision of float32 tensors on their way into products: "full", or "tf32" for the tensor cores' eleven bits (outputs
     stay float32; tol is then 1e-3 unless given). None: as torch.backends.cuda.matmul.fp32_precision says.

@@ -100,7 +100,8 @@ class RotaryEmbedding(nn.Module):
 
 
 class LocalLinearAttention(nn.Module):
-    """Self-attention with a learned ridge: lambda = ridge_min + (1 - ridge_min) sigmoid(W x + b).
+    """Self-attention with a learned ridge: lambda = ridge_min + (1 - ridge_min) sigmoid(W x + b), or softplus for
+    sigmoid (ridge_form).
 
     embed_dim, num_heads; num_kv_heads < num_heads shares keys and values between heads; head_dim defaults to
     embed_dim / num_heads.
@@ -108,6 +109,8 @@ class LocalLinearAttention(nn.Module):
     or "shared" (one per dimension of a head, the same for all heads: the paper's d_lambda = d_h).
     ridge_bias: whether W has a bias; the paper writes none.
     ridge_min: floor of lambda; 0 is the paper's form, the default keeps training away from singular fits.
+    ridge_form: "sigmoid" is the paper's, lambda is at most 1; "softplus" has no upper bound, so that a head may come
+    close to softmax attention, which language models want of some (docs/python.md).
     rope: rotary position embedding. qk_norm: RMS normalisation of queries and keys per head.
     The other options are those of `lla_attention`.
 
@@ -117,8 +120,8 @@ class LocalLinearAttention(nn.Module):
 
     def __init__(self, embed_dim: int, num_heads: int, num_kv_heads: Optional[int] = None,
                  head_dim: Optional[int] = None, *, ridge: str = "head", ridge_bias: bool = True,
-                 ridge_min: float = 1e-3, rope: bool = False, rope_theta: float = 10000.0, qk_norm: bool = False,
-                 bias: bool = False, causal: bool = True, window_size: Tuple[int, int] = (-1, -1),
+                 ridge_min: float = 1e-3, ridge_form: str = "sigmoid", rope: bool = False, rope_theta: float = 10000.0,
+                 qk_norm: bool = False, bias: bool = False, causal: bool = True, window_size: Tuple[int, int] = (-1, -1),
                  scale: Optional[float] = None, tol: Optional[float] = None,
                  max_iterations: Optional[int] = None, solver: str = "auto", check: Optional[str] = None,
                  precision: Optional[str] = None, device=None, dtype=None):
@@ -144,7 +147,10 @@ class LocalLinearAttention(nn.Module):
             raise ValueError(f'ridge must be "head", "dimension" or "shared", not {ridge!r}')
         if not 0 <= ridge_min < 1:
             raise ValueError(f"ridge_min must be in [0, 1), not {ridge_min}")
+        if ridge_form not in ("sigmoid", "softplus"):
+            raise ValueError(f'ridge_form must be "sigmoid" or "softplus", not {ridge_form!r}')
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.ridge_form = ridge_form
         self.ridge, self.ridge_min, self._ridge_shape = ridge, ridge_min, shapes[ridge]
         self.options = dict(scale=scale, causal=causal, window_size=window_size, tol=tol,
                             max_iterations=max_iterations, solver=solver, check=check_mode(check), precision=precision)
@@ -160,7 +166,7 @@ class LocalLinearAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return (f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}, "
-                f"ridge={self.ridge!r}, ridge_min={self.ridge_min}")
+                f"ridge={self.ridge!r}, ridge_min={self.ridge_min}, ridge_form={self.ridge_form!r}")
 
     def make_cache(self, batch: int, capacity: int, *, page_size: Optional[int] = None, pages: Optional[int] = None,
                    device=None, dtype=None) -> KVCache:
@@ -174,7 +180,9 @@ class LocalLinearAttention(nn.Module):
         """lambda of each token, (..., L, H) or (..., L, H, D), in float32 (float64 for float64 layers)."""
         logits = self.ridge_proj(x)
         wide = torch.float64 if logits.dtype == torch.float64 else torch.float32
-        ridge = self.ridge_min + (1 - self.ridge_min) * torch.sigmoid(logits.to(wide)).unflatten(-1, self._ridge_shape)
+        logits = logits.to(wide).unflatten(-1, self._ridge_shape)
+        positive = torch.sigmoid(logits) if self.ridge_form == "sigmoid" else nn.functional.softplus(logits)
+        ridge = self.ridge_min + (1 - self.ridge_min) * positive
         if self.ridge == "head":
             return ridge.squeeze(-1)
         return ridge.expand(*ridge.shape[:-2], self.num_heads, self.head_dim)

@@ -5,7 +5,7 @@ import statistics
 import numpy as np
 
 from .page import Figure, Section, bullets, table
-from .records import number
+from .records import Results, number
 from .runs import ORDER
 from .style import LABELS, MARKERS, figure, legend_below, save
 
@@ -14,7 +14,13 @@ FEWEST_FILES = 10  # to draw from
 
 
 def of_budget(results, budget):
-    return [r for r in results.records if r.get("budget", "steps") == budget]
+    return [r for r in results.records if r.get("budget", "steps") == budget] if results else []
+
+
+def plain(results):
+    """The task's own results beside a variant's: what the variant is compared with."""
+    folder = results.directory.resolve().parent / results.task
+    return Results(folder) if results.variant and (folder / "results.json").is_file() else None
 
 
 def best_rate(records, model):
@@ -43,17 +49,29 @@ def interval(ours, theirs):
     return float(difference.sum() / sizes.sum()), float(low), float(high)
 
 
+def difference_text(ours, theirs):
+    difference, low, high = interval(ours, theirs)
+    few = len(ours[0]["test_files"]) < FEWEST_FILES
+    verdict = "too few files for an interval" if few else "no difference" if low <= 0 <= high else "better" if high < 0 else "worse"
+    return f"{difference:+.4f} bits per byte (95 % interval {low:+.4f} to {high:+.4f}): {verdict}"
+
+
 def draw(results, view):
-    records = of_budget(results, "steps")
+    records, beside = of_budget(results, "steps"), of_budget(plain(results), "steps")
     fig, axes = figure(view, 2 if view.narrow else 1, 1 if view.narrow else 2, panel=(4.4, 2.8), sharey=True)
     flat = [a for row in axes for a in row]
     for m in ORDER:
-        for i, r in enumerate(chosen(records, m)):
+        lines = [(r, "-", LABELS[m]) for r in chosen(records, m)]
+        lines += [(r, "--" if lines else "-", LABELS[m] + (", the plain form" if lines else "")) for r in chosen(beside, m)]
+        seen = set()
+        for r, style, label in lines:
             bits = [v / math.log(2) for v in r["validation"]]
             per = r["steps"] / len(bits)
-            for axis, unit in ((flat[0], per), (flat[1], r["seconds"] / len(bits))):
-                axis.plot([unit * (k + 1) for k in range(len(bits))], bits, color=view.theme.models[m], label=LABELS[m] if i == 0 else None,
+            # Seconds of a run that shared its device say nothing.
+            for axis, unit in ((flat[0], per), *(() if r.get("shared_device") else ((flat[1], r["seconds"] / len(bits)),))):
+                axis.plot([unit * (k + 1) for k in range(len(bits))], bits, style, color=view.theme.models[m], label=None if label in seen else label,
                           marker=MARKERS[m], ms=3, markevery=max(1, len(bits) // 6), lw=1.2)
+            seen.add(label)
     flat[0].set_xlabel("steps")
     flat[1].set_xlabel("seconds of the run's share of its stack")
     flat[0].set_ylabel("validation, bits per byte")
@@ -87,32 +105,35 @@ def equal_time(results):
         theirs = chosen(timed, m)
         if not ours or not theirs:
             continue
-        difference, low, high = interval(ours, theirs)
-        verdict = "no difference" if low <= 0 <= high else "LLA better" if high < 0 else "LLA worse"
-        if len(ours[0]["test_files"]) < FEWEST_FILES:
-            verdict = "too few files for an interval"
-        sentences.append(f"Equal time: {LABELS[m]} with {theirs[0]['steps']:,} steps in the time of LLA's {ours[0]['steps']:,}: LLA minus {LABELS[m]} {difference:+.4f} bits per byte "
-                         f"({low:+.4f} to {high:+.4f}): {verdict}.")
+        sentences.append(f"Equal time: {LABELS[m]} with {theirs[0]['steps']:,} steps in the time of LLA's {ours[0]['steps']:,}: LLA minus {LABELS[m]} {difference_text(ours, theirs)}.")
     return sentences
+
+
+def rate_table(results):
+    """Every run: an untuned baseline convinces nobody."""
+    rows = [[LABELS[r["model"]], {"steps": "equal steps", "time": "equal time"}.get(r["budget"], r["budget"]), f"{r['steps']:,}", f"{r['learning_rate']:g}", str(r["seed"]),
+             f"{r['validation_best'] / math.log(2):.4f}", f"{r['test_bits_per_byte']:.4f}"]
+            for m in ORDER for r in results.records if r["model"] == m and "test_bits_per_byte" in r]
+    return table(["model", "budget", "steps", "rate", "seed", "validation", "test"], rows, "Every run: bits per byte; rates are chosen on validation.")
 
 
 def section(results):
     records = of_budget(results, "steps")
     models = [m for m in ORDER if chosen(records, m)]
-    softmax = chosen(records, "softmax")
+    beside = of_budget(plain(results), "steps")
+    softmax = chosen(records, "softmax") or chosen(beside, "softmax")
     sentences, rows = [], []
     for m in models:
         mine = chosen(records, m)
         bits = [r["test_bits_per_byte"] for r in mine]
         cells = [LABELS[m], f"{mine[0]['parameters']:,}", f"{mine[0]['learning_rate']:g}", str(len(mine)), f"{statistics.fmean(bits):.4f}", f"{min(bits):.4f} to {max(bits):.4f}"]
         if softmax and m != "softmax":
-            difference, low, high = interval(mine, softmax)
-            few = len(mine[0]["test_files"]) < FEWEST_FILES
-            verdict = "too few files for an interval" if few else "no difference" if low <= 0 <= high else "better" if high < 0 else "worse"
-            cells.append(f"{difference:+.4f} ({low:+.4f} to {high:+.4f}): {verdict}")
-            sentences.append(f"{LABELS[m]} against softmax: {difference:+.4f} bits per byte, 95 % interval {low:+.4f} to {high:+.4f}: {verdict}.")
+            cells.append(f"{difference_text(mine, softmax)}")
+            sentences.append(f"{LABELS[m]} against softmax: {difference_text(mine, softmax)}.")
         else:
             cells.append("")
+        if chosen(beside, m):
+            sentences.append(f"{LABELS[m]} against its plain form: {difference_text(mine, chosen(beside, m))}.")
         cells += [f"{statistics.fmean(r['test_repeated']['bits_per_byte'] for r in mine):.4f}", f"{statistics.fmean(r['test_fresh']['bits_per_byte'] for r in mine):.4f}",
                   f"{mine[0]['loss'][-1] / math.log(2):.4f}"]
         rows.append(cells)
@@ -128,9 +149,9 @@ def section(results):
     intro = (f"A byte-level model of {model['layers']} layers, width {model['width']}, windows of {results.settings['options']['length']:,} bytes, on the .py files of torch and its "
              "dependencies; tested once on Python's standard library.")
     summary = sentences[0] if sentences else "one model only."
-    return Section("language-model", "A language model", intro, f"<strong>Language model:</strong> {summary}",
-                   [Figure("language-model", save(lambda v: draw(results, v), results.directory, "language_model"), "Validation loss against steps and seconds",
+    return Section(results.anchor("language-model"), results.titled("A language model"), intro, f"<strong>{results.titled('Language model')}:</strong> {summary}",
+                   [Figure(results.anchor("language_model"), save(lambda v: draw(results, v), results.directory, results.anchor("language_model")), "Validation loss against steps and seconds",
                            "The paper trains no language model.", bullets(sentences or [summary]), results.command),
-                    Figure("language-model-positions", save(lambda v: draw_positions(results, v), results.directory, "language_model_positions"),
+                    Figure(results.anchor("language_model_positions"), save(lambda v: draw_positions(results, v), results.directory, results.anchor("language_model_positions")),
                            "Test loss by position in the window", "The paper trains no language model.", bullets(["Bytes with at least half a window before them where the file has it."]),
-                           results.command)], [results_table])
+                           results.command)], [results_table, rate_table(results)])

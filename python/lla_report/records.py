@@ -34,6 +34,19 @@ class Results:
         self.records = content["records"]
         self.summary = content.get("summary", {})
 
+    @property
+    def variant(self):
+        """What the folder's name adds to the task's: "softplus" in language-model-softplus, "" where it adds nothing."""
+        name = self.directory.resolve().name
+        return name[len(self.task) + 1:] if name.startswith(self.task + "-") else ""
+
+    def anchor(self, name):
+        """A name for the page with the variant where there is one: a page may hold several of a task."""
+        return f"{name}-{self.variant}" if self.variant else name
+
+    def titled(self, title):
+        return f"{title}: {self.variant.replace('-', ' ')}" if self.variant else title
+
     def timing(self):
         path = self.directory / "timing.json"
         return read_json(path) if path.exists() else None

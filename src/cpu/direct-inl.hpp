@@ -38,16 +38,45 @@ HWY_INLINE void subtract_rows(double* target, const double* const* sources, cons
   }
 }
 
+// Solves for `solution`, which holds what the factorisation has made of the right-hand side.
+inline void back_substitute(double* matrix, int64_t n, const double* inverse, double* solution) {
+  for (int64_t a = n - 1; a >= 0; --a) {
+    const double* row = triangle_row(matrix, n, a);
+    for (int64_t at = 0; at < kDirect; at += kLanes<double>) {
+      auto value = load(solution + a * kDirect + at);
+      for (int64_t b = a + 1; b < n; ++b) {
+        value = hn::NegMulAdd(load(row + (b - a) * kDirect + at), load(solution + b * kDirect + at), value);
+      }
+      store(hn::Mul(value, load(inverse + a * kDirect + at)), solution + a * kDirect + at);
+    }
+  }
+}
+
+// Solves for another right-hand side, with the factors of the first.
+inline void solve_again(double* matrix, int64_t n, const double* inverse, double* solution) {
+  for (int64_t a = 0; a < n; ++a) {
+    const double* row = triangle_row(matrix, n, a);
+    for (int64_t at = 0; at < kDirect; at += kLanes<double>) {
+      const auto value = hn::Mul(load(solution + a * kDirect + at), load(inverse + a * kDirect + at));
+      for (int64_t b = a + 1; b < n; ++b) {
+        double* const later = solution + b * kDirect + at;
+        store(hn::NegMulAdd(load(row + (b - a) * kDirect + at), value, load(later)), later);
+      }
+    }
+  }
+  back_substitute(matrix, n, inverse, solution);
+}
+
 // Factors the upper triangle (n rows of n lanes) in place and solves for `solution`, which holds the right-hand side.
 // A pivot below its share of `diagonal` drops its direction: that component of the solution is 0, and dropped[lane] is
-// set.
-inline void factor_and_solve(double* matrix, int64_t n, const double* diagonal, double* solution, bool* dropped) {
+// set. `inverse` becomes one over the pivots.
+inline void factor_and_solve(double* matrix, int64_t n, const double* diagonal, double* solution, double* inverse,
+                             bool* dropped) {
   constexpr int kPivots = 4;  // rows that update the rest together
   const auto row = [&](int64_t a) { return triangle_row(matrix, n, a); };
   // Early, small pivots multiply the rounding of later ones, so a vanishing pivot can be far from n roundings:
   // epsilon^(2/3).
   constexpr double smallest = 4e-11;
-  HWY_ALIGN double inverse[kMaxChannels * kDirect];
   HWY_ALIGN double factors[kPivots][kDirect];
   // Subtracts `count` eliminated rows, the first being `first`, from row b and its right-hand side.
   const auto eliminate = [&](int64_t first, int count, int64_t b) HWY_ATTR {
@@ -84,15 +113,7 @@ inline void factor_and_solve(double* matrix, int64_t n, const double* diagonal, 
     }
     for (int64_t b = last; b < n; ++b) eliminate(first, static_cast<int>(last - first), b);
   }
-  for (int64_t a = n - 1; a >= 0; --a) {
-    for (int64_t at = 0; at < kDirect; at += kLanes<double>) {
-      auto value = load(solution + a * kDirect + at);
-      for (int64_t b = a + 1; b < n; ++b) {
-        value = hn::NegMulAdd(load(row(a) + (b - a) * kDirect + at), load(solution + b * kDirect + at), value);
-      }
-      store(hn::Mul(value, load(inverse + a * kDirect + at)), solution + a * kDirect + at);
-    }
-  }
+  back_substitute(matrix, n, inverse, solution);
 }
 
 // Moments of G.v - tau with z over the keys [lo, hi), whose weights and z are in place. t summed in float has roundings
@@ -187,6 +208,26 @@ void finish_matrix(const Panel<T>& panel, const DirectMemory& m, int64_t dim, in
   }
 }
 
+// One step of refinement, for double. The moments are about a point that the panel's rows share, so that a row whose keys
+// are far from it (one key with all the weight, hundreds of times as long as the others) has lost digits of its
+// covariance that it needs beside a small ridge. A pass over the keys about the row's own mean knows them.
+// panel.residual holds the right-hand sides of the lanes that are solved.
+inline void refine(PanelBlock<double>& block, Panel<double>& panel, double* inverse) {
+  const int64_t dim = block.problem.dim, end = dim * kDirect;
+  const DirectMemory& m = block.memory.direct;
+  bool running[kMaxPanels];
+  for (int i = 0; i < block.count; ++i) running[i] = &block.panels[i] == &panel;
+  std::copy_n(m.solution, end, panel.direction);
+  apply_covariance(block, running);
+  double* const correction = m.diagonal;
+  for (int64_t e = 0; e < end; ++e) {
+    const double left = (panel.residual[e] - panel.ridge[e] * m.solution[e]) - panel.image[e];
+    correction[e] = panel.preconditioner[e] > 0 && std::isfinite(left) ? left : 0.0;
+  }
+  solve_again(triangle_row(m.matrix, dim + 1, 1), dim, inverse, correction);
+  for (int64_t e = 0; e < end; ++e) m.solution[e] += correction[e];
+}
+
 // Whether rounding a solution of this square shows: it moves (k - mean).x, which stands beside 1, by about this much.
 template <class T>
 bool needs_low_part(double squares, T variance, int64_t dim) {
@@ -223,7 +264,14 @@ void solve_directly(PanelBlock<T>& block, Panel<T>& panel, CgLanes<T>& s) {
     form_moments(block, panel, lane, begin, end);
     finish_matrix(panel, m, dim, lane);
     bool dropped[kDirect] = {};
-    factor_and_solve(triangle_row(m.matrix, dim + 1, 1), dim, m.diagonal, m.solution, dropped);
+    HWY_ALIGN double inverse[kMaxChannels * kDirect];
+    if constexpr (sizeof(T) == 8) {
+      for (int64_t e = 0; e < dim * kDirect; ++e) {
+        if (s.lane[e % kDirect] != kDone) panel.residual[e] = m.solution[e];
+      }
+    }
+    factor_and_solve(triangle_row(m.matrix, dim + 1, 1), dim, m.diagonal, m.solution, inverse, dropped);
+    if constexpr (sizeof(T) == 8) refine(block, panel, inverse);
     for (int64_t l = 0; l < kDirect; ++l) {
       if (s.lane[lane + l] == kDone) continue;
       s.lane[lane + l] = kDone;

@@ -88,7 +88,8 @@ struct DegenerateCase {
   int power;  // gradients times 2^power
 };
 
-// Every type with every size of the ridge; in turn the shapes of the ridge, the sizes of the gradient, the dimension.
+// Every type, f32 also as TF32, with every size of the ridge; in turn the shapes of the ridge, the sizes of the
+// gradient, the dimension.
 std::vector<DegenerateCase> cases() {
   std::vector<DegenerateCase> list;
   constexpr RidgeShape ridges[] = {RidgeShape::token, RidgeShape::none, RidgeShape::scalar, RidgeShape::dimension,
@@ -96,20 +97,28 @@ std::vector<DegenerateCase> cases() {
   constexpr int powers[] = {0, -100, -47, 13, -80};
   constexpr int narrow_powers[] = {0, -8, -4, 10, -2};
   size_t turn = 0;
-  for (const DType dtype : {DType::bf16, DType::f32, DType::f16, DType::f64}) {
+  const auto add = [&](DType dtype, bool tf32) {
     for (const double ridge : {1.0, 0.001, 0.1, 1e4, 30.0}) {
       Spec spec = self_attention(turn % 3 == 1 ? 96 : 70, turn % 4 == 2 && !reduced() ? 128 : 64);
       spec.dtype = dtype;
       spec.ridge = ridges[turn % std::size(ridges)];
       spec.options.tolerance = tight_tolerance(dtype);
       spec.options.max_iterations = static_cast<int32_t>(6 * spec.dim);
+      if (tf32) spec.options.precision = LLA_PRECISION_TF32;
       const int power = (dtype == DType::f16 ? narrow_powers : powers)[(turn + turn / 5) % 5];
       if (dtype == DType::f16 && power < 0) spec.out_dtype = DType::f32;  // f16 holds little of such gradients
       list.push_back({spec, ridge, power});
       ++turn;
     }
-  }
+  };
+  for (const DType dtype : {DType::bf16, DType::f32, DType::f16, DType::f64}) add(dtype, false);
+  add(DType::f32, true);
   return list;
+}
+
+Spec in_full(Spec spec) {
+  spec.options.precision = LLA_PRECISION_FULL;
+  return spec;
 }
 
 const Truth& truth_of(data::Kind kind, size_t number, const Spec& spec, const Inputs& inputs) {
@@ -132,8 +141,10 @@ TEST_P(Degenerate, IsFiniteAndRight) {
   for (size_t i = 0; i < list.size(); ++i) {
     const auto& [spec, ridge, power] = list[i];
     if (!takes(implementation, spec)) continue;
+    const bool tf32 = spec.options.precision == LLA_PRECISION_TF32;
+    if (tf32 && takes(implementation, in_full(spec))) continue;  // it makes no use of the permission
     if (reduced() && i % 4 != 0) continue;
-    SCOPED_TRACE(core::cat("ridge ", ridge, ", gradients times 2^", power, ", ", spec.text()));
+    SCOPED_TRACE(core::cat(tf32 ? "TF32, ridge " : "ridge ", ridge, ", gradients times 2^", power, ", ", spec.text()));
     Inputs inputs = make_inputs(spec, kind, ridge, i + 1);
     for (size_t e = 0; e < inputs.grad_o.size(); ++e) {
       const size_t row = e / static_cast<size_t>(spec.value_dim);
@@ -143,7 +154,7 @@ TEST_P(Degenerate, IsFiniteAndRight) {
     // variance 1; below that a solution has as many digits less.
     const bool large_keys = kind == data::Kind::long_keys || kind == data::Kind::one_large_key;
     const double relative_ridge = large_keys ? 1e-4 * ridge : ridge;
-    const Gates known = accuracy_gates(spec.dtype, relative_ridge);
+    const Gates known = accuracy_gates(tf32 ? DType::f16 : spec.dtype, relative_ridge);
     const double slack = relative_ridge < 1e-3 ? 20 : 5;
     const Gates gates{slack * known.output, slack * known.gradient};
     expect_right(spec, inputs, truth_of(kind, i, spec, inputs), implementation, gates,

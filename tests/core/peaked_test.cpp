@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/text.hpp"
 #include "support/conditioned.hpp"
 #include "support/gates.hpp"
 #include "support/truth.hpp"
@@ -207,6 +208,58 @@ TEST(DefaultGradientsF64, AreAccurate) {
   }
 }
 
+// Rows that look at one key so hard that 1e-20 of what their gradients are made of is left. It can be known to ten
+// digits, by whoever has weights that sum to what they are divided by, to the last bit.
+TEST(OneHeavyKey, GradientsThatNearlyCancelKeepTheirDigits) {
+  for (const uint64_t seed : {3065, 1, 2}) {
+    Spec spec = defaults(16, 128, DType::f64);
+    spec.heads_q = spec.heads_kv = 2;
+    spec.value_dim = 55;
+    spec.options.causal = 0;
+    spec.options.scale = 0.15;
+    spec.options.tolerance = tight_tolerance(DType::f64);
+    const Inputs inputs = make_inputs(spec, data::Kind::channel_scales, 1, seed);
+    const Truth truth(spec, inputs);
+    for (const std::string& name : tested()) {
+      if (!takes(name, spec, true)) continue;
+      SCOPED_TRACE(core::cat(name, ", seed ", seed));
+      const Backward got = run_backward(spec, inputs, name);
+      ASSERT_EQ(got.status, LLA_OK) << got.message;
+      const double gate = 5 * accuracy_gates(DType::f64, 1).gradient;
+      expect_close({"dq", got.dq, truth.backward.dq, truth.moved_backward.dq, DType::f64}, gate);
+      expect_close({"dk", got.dk, truth.backward.dk, truth.moved_backward.dk, DType::f64}, gate);
+    }
+  }
+}
+
+// One key 300 times as long as the others and a small ridge: what is left of the covariance where it has all the weight
+// is to be less than the ridge, and is the difference of numbers 1e8 times as large to whoever forms it about any other
+// point.
+TEST(OneLargeKey, F64KeepsItsDigits) {
+  for (const uint64_t seed : {600669, 1, 2}) {
+    Spec spec = defaults(3, 64, DType::f64);
+    spec.length_k = 75;
+    spec.heads_q = 9;
+    spec.heads_kv = 3;
+    spec.options.tolerance = tight_tolerance(DType::f64);
+    spec.options.max_iterations = 1480;
+    const Inputs inputs = make_inputs(spec, data::Kind::one_large_key, 0.1, seed);
+    const Truth truth(spec, inputs);
+    const double gate = 20 * accuracy_gates(DType::f64, 1).gradient;
+    for (const std::string& name : tested()) {
+      if (!takes(name, spec, true)) continue;
+      SCOPED_TRACE(core::cat(name, ", seed ", seed));
+      const Forward got = run_forward(spec, inputs, name);
+      ASSERT_EQ(got.status, LLA_OK) << got.message;
+      const Backward gradients = run_backward(spec, inputs, got.saved, name);
+      ASSERT_EQ(gradients.status, LLA_OK) << gradients.message;
+      expect_close({"o", got.o, truth.forward.o, truth.moved.o, DType::f64}, gate);
+      expect_close({"dq", gradients.dq, truth.backward.dq, truth.moved_backward.dq, DType::f64}, gate);
+      expect_close({"dk", gradients.dk, truth.backward.dk, truth.moved_backward.dk, DType::f64}, gate);
+    }
+  }
+}
+
 // Keys far from the origin, every way to solve and x given. The tolerance is tight and a row that gives up is taken at
 // its word, so what is left is rounding: products with keys that were not shifted would be off by |x| |mean| units.
 void expect_gradients_far_from_origin(const Spec& spec, data::Kind kind, double ridge) {
@@ -239,6 +292,27 @@ class FarFromOrigin : public testing::TestWithParam<data::Kind> {};
 INSTANTIATE_TEST_SUITE_P(Kinds, FarFromOrigin,
                          testing::Values(data::Kind::mean, data::Kind::mean10, data::Kind::mean30),
                          [](const auto& info) { return data::name(info.param); });
+
+// Rows before the first key have no mean that could be far from anything.
+TEST_P(FarFromOrigin, RowsWithoutKeys) {
+  for (const DType dtype : {DType::f32, DType::bf16, DType::f16, DType::f64}) {
+    for (const int64_t dim : {64, 128}) {
+      Spec spec = defaults(21, dim, dtype);
+      spec.length_k = 9;
+      spec.ridge = RidgeShape::token;
+      const Inputs inputs = make_inputs(spec, GetParam(), 0.1, 7);
+      for (const std::string& name : tested()) {
+        if (!takes(name, spec, true)) continue;
+        SCOPED_TRACE(name + ", " + spec.text());
+        const Backward got = run_backward(spec, inputs, name);
+        ASSERT_EQ(got.status, LLA_OK) << got.message;
+        for (const auto* gradient : {&got.dq, &got.dk, &got.dv, &got.dridge}) EXPECT_TRUE(all_finite(*gradient));
+        for (int64_t e = 0; e < 12 * dim; ++e) ASSERT_EQ(got.dq[static_cast<size_t>(e)], 0) << "element " << e;
+        for (size_t row = 0; row < 12; ++row) EXPECT_EQ(got.dridge[row], 0) << "row " << row;
+      }
+    }
+  }
+}
 
 TEST_P(FarFromOrigin, GradientsAreAccurate) {
   for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {

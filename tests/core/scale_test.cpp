@@ -93,6 +93,14 @@ std::vector<Spec> problems() {
       ++turn;
     }
   }
+  for (const RidgeShape ridge : {RidgeShape::token, RidgeShape::none, RidgeShape::dimension, RidgeShape::head}) {
+    Spec spec = self_attention(reduced() ? 40 : 72, turn % 2 == 0 ? 64 : 128);  // f32 with TF32's eleven bits
+    spec.ridge = ridge;
+    spec.options.precision = LLA_PRECISION_TF32;
+    spec.options.scale = 1 / std::sqrt(static_cast<double>(spec.dim));
+    list.push_back(spec);
+    ++turn;
+  }
   Spec odd = self_attention(50, 24, 2);  // not for tensor cores
   odd.value_dim = 20;
   odd.length_k = 61;

@@ -47,9 +47,12 @@ void products_f32(int64_t rows, int64_t channels, const std::vector<float>& matr
 int64_t panel_f32() { return kPanel<float>; }
 int64_t panel_f64() { return kPanel<double>; }
 
+// `again` is solved for with the factors.
 void factor(int64_t n, std::vector<double>& triangle, std::vector<double>& diagonal, std::vector<double>& solution,
-            bool* dropped) {
-  factor_and_solve(triangle.data(), n, diagonal.data(), solution.data(), dropped);
+            std::vector<double>& again, bool* dropped) {
+  std::vector<double> inverse(solution.size());
+  factor_and_solve(triangle.data(), n, diagonal.data(), solution.data(), inverse.data(), dropped);
+  solve_again(triangle.data(), n, inverse.data(), again.data());
 }
 
 }  // namespace HWY_NAMESPACE
@@ -149,12 +152,15 @@ TEST(Factorisation, SolvesEachLaneAndDropsVanishingPivots) {
         }
       }
       std::vector<char> dropped(lanes, 0);
-      HWY_DYNAMIC_DISPATCH(factor)(n, triangle, diagonal, solution, reinterpret_cast<bool*>(dropped.data()));
+      std::vector<double> again = solution;
+      for (double& value : again) value *= 2;
+      HWY_DYNAMIC_DISPATCH(factor)(n, triangle, diagonal, solution, again, reinterpret_cast<bool*>(dropped.data()));
       for (int64_t l = 0; l < lanes; ++l) {
         double sum = 0;
         for (int64_t a = 0; a < n; ++a) {
           ASSERT_TRUE(std::isfinite(solution[a * lanes + l])) << target;
           sum += solution[a * lanes + l];
+          EXPECT_NEAR(again[a * lanes + l], 2 * solution[a * lanes + l], 1e-10) << target << " n " << n;
           if (l != 1) {
             EXPECT_NEAR(solution[a * lanes + l], static_cast<double>(a + l), 1e-11) << target << " n " << n;
           }

@@ -307,6 +307,52 @@ TEST(DecodeSchedule, WhateverTheDeviceReads) {
   EXPECT_EQ(rows, batch.shape.total_q);
 }
 
+// A sequence that breaks a bound takes the place of the nearest that keeps it, without a key: the units of the others
+// are the same.
+TEST(DecodeSchedule, AnInvalidSequenceLeavesTheOthersTheirParts) {
+  struct Case {
+    int32_t length, first_key, nearest;
+  };
+  for (const int32_t bundle : {1, 4}) {
+    for (const bool invariant : {false, true}) {
+      for (const Case c : {Case{9001, 0, 9000}, {1 << 30, 0, 9000}, {-3, 0, 0}, {5000, -2, 5000}}) {
+        Batch usable({3000, c.nearest, 7000, 1500}, {1, 2, 1, 3}, 8, 4), broken = usable;
+        broken.lengths[1] = c.length, broken.first_key[1] = c.first_key;
+        for (Batch* batch : {&usable, &broken}) {
+          Shape& shape = batch->shape;
+          shape.lengths = batch->lengths.data(), shape.first_key = batch->first_key.data();
+          shape.cu_q = batch->cu_q.data();
+          shape.max_length = 9000, shape.bundle = bundle, shape.invariant = invariant;
+        }
+        const auto want = units_by_row(usable.shape, 132), got = units_by_row(broken.shape, 132);
+        ASSERT_EQ(want.size(), got.size());
+        for (const auto& [row, units] : want) {
+          const std::vector<Unit>& other = got.at(row);
+          ASSERT_EQ(units.size(), other.size()) << "row " << row;
+          for (size_t i = 0; i < units.size(); ++i) {
+            const Unit &u = units[i], &v = other[i];
+            EXPECT_EQ(std::tuple(u.batch, u.head, u.index, u.partial, u.first, u.last),
+                      std::tuple(v.batch, v.head, v.index, v.partial, v.first, v.last));
+            EXPECT_EQ(v.invalid, v.batch == 1);
+            if (v.invalid) {
+              EXPECT_EQ(v.keys.begin, v.keys.end);
+              EXPECT_EQ(v.row.begin, v.row.end);
+              EXPECT_EQ(v.sequence.begin, v.sequence.end);
+              for (int32_t r = 0; r < v.rows; ++r) {
+                const Keys keys = row_of(broken.shape, v, r).keys;
+                EXPECT_EQ(keys.begin, keys.end);
+              }
+            } else {
+              EXPECT_EQ(std::tuple(u.keys.begin, u.keys.end, u.start, u.row.begin, u.row.end),
+                        std::tuple(v.keys.begin, v.keys.end, v.start, v.row.begin, v.row.end));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(DecodeSchedule, TheWorkspaceDoesNotGrowWithTheCache) {
   EXPECT_EQ(Layout(256, 128, Form::solved, 132, false).rows_at_once, 256);
   EXPECT_LE(Layout(256, 64, Form::given_x, 132, false).size, 1 << 20);

@@ -3,21 +3,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "gpu/cache_cases.hpp"
 #include "gpu/gpu_test.hpp"
-#include "support/cache.hpp"
 
 namespace lla::test {
 namespace {
 
 CacheSpec decoding(int64_t dim, std::vector<CachedSequence> sequences, int64_t page_size = 0) {
-  CacheSpec spec;
-  spec.dtype = DType::bf16;
-  spec.out_dtype = DType::f32;
-  spec.sequences = std::move(sequences);
-  spec.page_size = page_size;
-  spec.heads_q = spec.heads_kv = 2;
-  spec.dim = spec.value_dim = dim;
-  return spec;
+  return bf16_cache(dim, std::move(sequences), page_size);
 }
 
 class GpuDecode : public OnGpu {
@@ -218,20 +211,121 @@ TEST_P(GpuDecode, RowsWithFewKeys) {
   }
 }
 
-// A length above its bound: NaN and a status for that sequence, the bits of the others stay.
-TEST_P(GpuDecode, LengthsAboveTheBound) {
+// A length out of bounds: NaN and a status for that sequence, and the others have the bits they have beside the nearest
+// length that is allowed, however much of the GPU that one takes.
+template <int32_t kLength>
+void second_length_is(lla_forward_args& a) {
+  a.max_seqlen_k = 4000;
+  write_int(a.seqlens_k, 1, kLength);
+}
+TEST_P(GpuDecode, LengthsOutOfBounds) {
+  struct Case {
+    CacheEdit edit, nearest;
+  };
+  const Case cases[] = {{second_length_is<7000>, second_length_is<4000>},
+                        {second_length_is<1 << 30>, second_length_is<4000>},
+                        {second_length_is<-5>, second_length_is<0>}};
   for (const RidgeShape ridge : {RidgeShape::token, RidgeShape::none}) {
-    CacheSpec spec = decoding(64, {{1, 300}, {1, 700}, {1, 150}}, 16);
-    spec.ridge = ridge;
-    if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
-    const std::vector<Inputs> inputs = make_cache_inputs(spec, data::Kind::randn, 0.1, 5);
-    const CacheForward want = cache_oracle(spec, inputs);
-    const CacheForward got =
-        run_cache(spec, inputs, implementation(), [](lla_forward_args& a) { a.max_seqlen_k = 400; });
-    ASSERT_EQ(got.status, LLA_OK) << got.message;
-    for (const double o : got.o[1]) EXPECT_TRUE(std::isnan(o));
-    for (const int status : got.row_status[1]) EXPECT_EQ(status, LLA_ROW_INVALID);
-    for (const size_t b : {0, 2}) EXPECT_LE(relative_error(got.o[b], want.o[b]), 2.5e-3);
+    for (const int64_t group : {1, 4}) {
+      CacheSpec spec = decoding(64, {{1, 2300}, {1, 7000}, {1, 1150}}, 16);
+      spec.ridge = ridge;
+      spec.heads_q = group * spec.heads_kv;
+      if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
+      const std::vector<Inputs> inputs = make_cache_inputs(spec, data::Kind::randn, 0.1, 5);
+      const CacheForward oracle = cache_oracle(spec, inputs);
+      for (const Case& c : cases) {
+        const CacheForward want = run_cache(spec, inputs, implementation(), c.nearest);
+        const CacheForward got = run_cache(spec, inputs, implementation(), c.edit);
+        ASSERT_EQ(got.status, LLA_OK) << got.message;
+        expect_invalid_rows(got, 1);
+        for (const int status : want.row_status[1]) EXPECT_EQ(status, LLA_ROW_OK);
+        for (const size_t b : {0, 2}) {
+          EXPECT_TRUE(identical(got.o[b], want.o[b])) << "sequence " << b << ", case " << &c - cases;
+          EXPECT_LE(relative_error(got.o[b], oracle.o[b]), 2.5e-3);
+        }
+      }
+    }
+  }
+}
+
+// Four keys eight times as long as the others, and queries that lean to them.
+void add_sinks(const CacheSpec& spec, std::vector<Inputs>& inputs) {
+  for (size_t b = 0; b < inputs.size(); ++b) {
+    const double lean =
+        std::sqrt(static_cast<double>(spec.dim)) * std::log(static_cast<double>(spec.sequences[b].keys));
+    for (int64_t head = 0; head < spec.heads_kv; ++head) {
+      for (int64_t key = 0; key < std::min<int64_t>(4, spec.sequences[b].keys); ++key) {
+        double squares = 0;
+        const auto at = [&](int64_t d) { return static_cast<size_t>((key * spec.heads_kv + head) * spec.dim + d); };
+        for (int64_t d = 0; d < spec.dim; ++d) squares += std::pow(inputs[b].k[at(d)] *= 8, 2);
+        for (int64_t d = 0; d < spec.dim; ++d) {
+          double& q = inputs[b].q[static_cast<size_t>(head * spec.dim + d)];
+          q = rounded(q + inputs[b].k[at(d)] / squares * lean, spec.dtype);
+        }
+      }
+    }
+  }
+}
+
+// Keys of rank D/4: x is as long as the ridge is small in all directions that they do not reach.
+void lower_rank(const CacheSpec& spec, std::vector<Inputs>& inputs) {
+  const int64_t rank = spec.dim / 4;
+  for (Inputs& input : inputs) {
+    for (size_t at = 0; at < input.k.size(); at += static_cast<size_t>(spec.dim)) {
+      const std::vector<double> key(input.k.begin() + static_cast<std::ptrdiff_t>(at),
+                                    input.k.begin() + static_cast<std::ptrdiff_t>(at) + rank);
+      for (int64_t d = 0; d < spec.dim; ++d) {
+        double sum = 0;
+        for (int64_t e = 0; e < rank; ++e) sum += key[static_cast<size_t>(e)] * std::cos((d + 1.0) * (e + 1.3));
+        input.k[at + static_cast<size_t>(d)] = rounded(sum / std::sqrt(rank / 2.0), spec.dtype);
+      }
+    }
+  }
+}
+
+// No row that says OK is off by more than a hundredth, and rows are not doubted without cause.
+TEST_P(GpuDecode, StatusesAreTrue) {
+  using data::Kind;
+  for (const int64_t dim : {64, 128}) {
+    for (const double ridge : {0.1, 0.01, 1e-3}) {
+      for (const Kind kind : {Kind::randn, Kind::long_both, Kind::qk_norm, Kind::queries6, Kind::queries20,
+                              Kind::two_channels, Kind::rope, Kind::sink, Kind::mean30, Kind::zero_values}) {
+        for (const char* const change : {"", ", four sinks", ", low rank"}) {
+          const bool sinks = std::string(change) == ", four sinks", low_rank = std::string(change) == ", low rank";
+          if ((sinks || low_rank) && kind != Kind::randn) continue;
+          CacheSpec spec = decoding(dim, {});
+          for (int i = 0; i < 4; ++i) {
+            for (const int64_t keys : {low_rank ? 900 : 40, 300, 600}) spec.sequences.push_back({1, keys});
+          }
+          if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
+          std::vector<Inputs> inputs = make_cache_inputs(spec, kind, ridge, 5);
+          if (sinks) add_sinks(spec, inputs);
+          if (low_rank) lower_rank(spec, inputs);
+          const CacheForward got = run_cache(spec, inputs, implementation()), want = cache_oracle(spec, inputs);
+          ASSERT_EQ(got.status, LLA_OK) << got.message;
+          SCOPED_TRACE(std::string(data::name(kind)) + change + ", ridge " + std::to_string(ridge) + ", " +
+                       spec.text());
+          int doubted = 0;
+          for (size_t b = 0; b < inputs.size(); ++b) {
+            for (int64_t head = 0; head < spec.heads_q; ++head) {
+              const auto row = [&](const std::vector<double>& o) {
+                return std::vector<double>(o.begin() + head * dim, o.begin() + (head + 1) * dim);
+              };
+              if (got.row_status[b][static_cast<size_t>(head)] != LLA_ROW_OK) {
+                ++doubted;
+              } else if (kind != Kind::zero_values) {
+                EXPECT_LE(relative_error(row(got.o[b]), row(want.o[b])), 1e-2) << "sequence " << b << ", head " << head;
+              }
+            }
+          }
+          // Queries and keys four times as long, queries twenty times, far sinks and keys of low rank err by so much
+          // that many are.
+          const bool hard = sinks || low_rank;
+          const bool may = ridge < 0.01 || hard || kind == Kind::long_both || kind == Kind::queries20;
+          EXPECT_LE(doubted, ridge > 0.01 && !hard ? 0 : may ? 24 : 1);
+        }
+      }
+    }
   }
 }
 

@@ -20,6 +20,7 @@ def run(script, *arguments):
 
 
 def test_character_model(device, tmp_path):
+    pytest.importorskip("matplotlib")  # its curve
     output = run("train_chars.py", "--steps", 40, "--length", 32, "--batch", 8, "--width", 32, "--device", device,
                  "--out", tmp_path / "loss.png")
     losses = re.findall(r"(\w+): loss ([\d.]+) -> ([\d.]+)", output)

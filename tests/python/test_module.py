@@ -12,6 +12,7 @@ VARIANTS = {
     "shared": dict(ridge="shared", ridge_bias=False, num_kv_heads=2),
     "rope": dict(rope=True, qk_norm=True, num_kv_heads=1),
     "paper": dict(ridge_min=0.0, bias=True),
+    "unbounded": dict(ridge_form="softplus", ridge="dimension"),
     "window": dict(window_size=(6, 0), head_dim=12),
 }
 
@@ -71,6 +72,14 @@ def test_ridge_stays_in_its_range(device):
         assert values.min() >= 0.25 and values.max() <= 1
 
 
+def test_softplus_has_a_floor_and_no_ceiling(device):
+    layer = lla.LocalLinearAttention(32, 4, ridge_min=0.25, ridge_form="softplus", device=device)
+    x = 10 * torch.randn(2, 5, 32, device=device)
+    values = layer.compute_ridge(x)
+    assert values.min() >= 0.25 and values.max() > 2
+    assert torch.allclose(values, 0.25 + 0.75 * layer.ridge_proj(x).double().exp().log1p().float(), rtol=1e-5)
+
+
 def test_shared_ridge_is_one_for_all_heads(device):
     """The paper's d_lambda = d_h: equal to a ridge per dimension whose heads have the same weights."""
     shared = lla.LocalLinearAttention(32, 4, ridge="shared", tol=1e-10, device=device, dtype=torch.float64)
@@ -122,7 +131,7 @@ def test_bfloat16_layer(device):
 
 @pytest.mark.parametrize("change,word", [
     (dict(num_heads=5), "embed_dim"), (dict(num_kv_heads=3), "num_kv_heads"), (dict(ridge="token"), "ridge"),
-    (dict(ridge_min=1.0), "ridge_min"), (dict(rope=True, head_dim=7), "head_dim"),
+    (dict(ridge_min=1.0), "ridge_min"), (dict(ridge_form="exp"), "ridge_form"), (dict(rope=True, head_dim=7), "head_dim"),
 ])
 def test_wrong_configuration(change, word):
     with pytest.raises(ValueError, match=word):

@@ -24,6 +24,9 @@ FIGURES = {
     "recall": ("recall", "recall_curves"),
     "recall-plateau": ("recall_plateau",),
     "state-tracking": ("state_tracking", "state_tracking_curves"),
+    "state-tracking-short": ("state_tracking-short", "state_tracking_curves-short"),
+    "language-model-softplus": ("language_model-softplus", "language_model_positions-softplus"),
+    "language-model": ("language_model", "language_model_positions"),
     "solver": ("solver_iterations", "solver_forms", "solver_positions"),
 }
 VOID = {"meta", "link", "img", "source", "br"}

@@ -29,6 +29,10 @@ done
 trained=""
 if [ -x "$(dirname "$lla")/lla_train" ]; then
   trained="in-context recall state-tracking"
+  # What would run and how long it would take, for a GPU that is elsewhere too; a subset; the config as it would be used.
+  "$lla" reproduce recall --length 64 --model lla --device cuda --dry-run | grep -q "6 stacks; about"
+  "$lla" reproduce in-context --paper --dry-run --device cuda | grep -q "96 stacks; about"
+  "$lla" reproduce state-tracking --quick --print-config --set training.warmup=7 | grep -q '"warmup": 7'
   for task in $trained; do
     OMP_NUM_THREADS=1 LLA_NUM_THREADS=1 "$lla" reproduce $task --quick --model lla --model softmax --epochs 2 --set training.examples=640 \
       --set training.batch=32 --set training.validation=32 --set training.test=32 --device cpu --out out/$task >/dev/null 2>&1
@@ -38,7 +42,14 @@ if [ -x "$(dirname "$lla")/lla_train" ]; then
     --set 'settings=[{"length":16,"pairs":4,"training":{"examples":640}},{"length":16,"pairs":4,"training":{"examples":320}}]' \
     --set training.batch=32 --set training.validation=32 --set training.test=32 >/dev/null 2>&1
   trained="$trained recall-plateau"
+  cp -r out/state-tracking out/state-tracking-short  # a variant of a task, on the same page
+  trained="$trained state-tracking-short"
 fi
+for name in language-model language-model-softplus; do  # its text is too much to read here: the committed runs
+  mkdir out/$name
+  cp "$source/experiments/trained/results/$name/results.json" out/$name/
+  trained="$trained $name"
+done
 page=$("$lla" report out)
 [ "$page" = "$work/out/index.html" ] || { echo "report printed '$page'"; exit 1; }
 "$python" "$source/tests/reproduce/page_check.py" out regression rates memory memory-decode solver interpolation capacity lemmas iterations \

@@ -35,6 +35,11 @@ inline Inputs perturbed(Inputs inputs, double by) {
   return inputs;
 }
 
+// What a type's arithmetic does to inputs, at least; TF32 rounds them to eleven bits, which kForgivenMoves makes of this.
+inline double rounding_of(const Spec& spec) {
+  return spec.options.precision == LLA_PRECISION_TF32 ? 0x1p-16 : data::rounding_of(spec.dtype);
+}
+
 // The truth, and how far it moves when the inputs move by roundings: where that is as large as the result itself, such
 // as gradients through equal values, nobody can compute it, and only its size can be asked for.
 struct Truth {
@@ -46,8 +51,8 @@ struct Truth {
   Truth(const Spec& spec, const Inputs& inputs)
       : forward(oracle_forward(spec, inputs)),
         backward(oracle_backward(spec, inputs)),
-        moved(oracle_forward(spec, perturbed(inputs, data::rounding_of(spec.dtype)))),
-        moved_backward(oracle_backward(spec, perturbed(inputs, data::rounding_of(spec.dtype)))) {}
+        moved(oracle_forward(spec, perturbed(inputs, rounding_of(spec)))),
+        moved_backward(oracle_backward(spec, perturbed(inputs, rounding_of(spec)))) {}
 };
 
 struct Checked {
@@ -64,14 +69,20 @@ inline void expect_finite(const Checked& c) {
   EXPECT_EQ(lost, 0u) << c.name << ": elements of " << c.want.size() << " that are not finite but should be";
 }
 
-inline void expect_close(const Checked& c, double gate) {
+// `floor`: an error that is forgiven whatever the result.
+inline void expect_close(const Checked& c, double gate, double floor = 0) {
   const FloatRange range = range_of(c.dtype);
   const double subnormal = range.smallest * std::sqrt(static_cast<double>(c.want.size()));
-  Values got = c.got;  // but for what the type cannot hold
+  // But for what the type cannot hold, and what is beneath the normal numbers of the arithmetic: a weight of 1e-40 is none
+  // to fp32.
+  const double tiny = range_of(c.dtype == DType::f64 ? DType::f64 : DType::f32).smallest_normal;
+  Values got = c.got;
   for (size_t i = 0; i < got.size(); ++i) {
-    if (std::abs(c.want[i]) >= range.largest / 2) got[i] = c.want[i];
+    const bool vanishing = std::abs(c.want[i]) < tiny && std::abs(got[i]) < tiny;
+    if (vanishing || std::abs(c.want[i]) >= range.largest / 2) got[i] = c.want[i];
   }
-  EXPECT_LE(distance(got, c.want), gate * norm(c.want) + data::kForgivenMoves * distance(c.moved, c.want) + subnormal)
+  EXPECT_LE(distance(got, c.want),
+            gate * norm(c.want) + data::kForgivenMoves * distance(c.moved, c.want) + subnormal + floor)
       << c.name << ": |want| = " << norm(c.want) << ", moved by roundings: " << distance(c.moved, c.want);
 }
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/api/include/torch/optim/adamw.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <set>
@@ -126,9 +127,9 @@ std::string curves(const StackTrainer& t) {
 }
 
 // Cut as often as `looks` says, a run ends with the bits of one that was left alone, which two of these have too.
-void expect_same_bits(const at::Device& device, int looks_a_piece) {
-  for (const char* model : {"lla", "gated_deltanet"}) {
-    const Stack stack = small_stack(model, 3);
+void expect_same_bits(const std::vector<Stack>& stacks, const at::Device& device, int looks_a_piece) {
+  for (const Stack& stack : stacks) {
+    const std::string& model = stack.model;
     const Folder one("one"), two("two"), cut("cut");
     const auto first = trainer(stack, one.path(), device), again = trainer(stack, two.path(), device);
     ASSERT_TRUE(first->train(never, silent));
@@ -149,13 +150,18 @@ void expect_same_bits(const at::Device& device, int looks_a_piece) {
 }
 
 // Looks are four steps apart: pieces end inside an epoch and at its end.
-TEST(StackTrainer, SameBitsTwiceAndAfterBeingCutInTheMiddleOfAnEpoch) { expect_same_bits(at::kCPU, 2); }
+TEST(StackTrainer, SameBitsTwiceAndAfterBeingCutInTheMiddleOfAnEpoch) {
+  expect_same_bits({small_stack("lla", 3), small_stack("gated_deltanet", 3)}, at::kCPU, 2);
+}
 
 // On a GPU an epoch of ten steps is one look, so that the last piece begins after the last step: the graph's warm-up
-// finds no further step in the schedule.
+// finds no further step in the schedule. Softmax with so many keys that its gradient is a sum over blocks of them.
 TEST(StackTrainer, SameBitsAfterBeingCutOnAGpu) {
   if (device_count() == 0) GTEST_SKIP() << "no GPU";
-  expect_same_bits(at::Device(at::kCUDA, 0), 1);
+  require_determinism();
+  Stack softmax = small_stack("softmax", 3, "in-context");
+  softmax.task_options["length"] = 1000;
+  expect_same_bits({small_stack("lla", 3), small_stack("gated_deltanet", 3), softmax}, at::Device(at::kCUDA, 0), 1);
 }
 
 // This program holds a static copy of the library, for the experiments' own calls, beside the shared one the operators
@@ -289,6 +295,11 @@ TEST(Queue, GoesOnWhereItWasCutAndTakesTheBestRateForFurtherSeeds) {
   const Json* best = best_record(file["records"], {{"seed", 1}}, true);
   for (const Json& r : file["records"]) {
     EXPECT_EQ(r["loss"].size(), 2u);
+    for (const char* field :
+         {"task", "model", "length", "learning_rate", "seed", "steps", "seconds", "milliseconds_a_step", "validation",
+          "test", "test_accuracy", "flattened", "ended", "rows"}) {
+      EXPECT_TRUE(r.contains(field)) << field;
+    }
     if (r["seed"] == 1) continue;
     EXPECT_EQ(r["learning_rate"], (*best)["learning_rate"]);
   }
@@ -304,6 +315,20 @@ TEST(Queue, GoesOnWhereItWasCutAndTakesTheBestRateForFurtherSeeds) {
   for (size_t i = 0; i < 4; ++i) {
     for (const char* field : {"loss", "validation", "test"})
       EXPECT_EQ(again["records"][i][field], file["records"][i][field]);
+  }
+  // Several devices take different stacks from the same queue: the same runs, in whatever order they end.
+  const Folder shared("shared");
+  QueueOptions several = options;
+  several.out = shared.path(), several.devices = {at::kCPU, at::kCPU};
+  EXPECT_TRUE(run_queue(experiment, several, never));
+  const Json beside = experiments::read_results(shared.path() / "results.json")["records"];
+  ASSERT_EQ(beside.size(), 4u);
+  for (const Json& r : file["records"]) {
+    const Json run = {{"learning_rate", r["learning_rate"]}, {"seed", r["seed"]}};
+    const auto same = std::find_if(beside.begin(), beside.end(),
+                                   [&](const Json& other) { return experiments::Results::matches(other, run); });
+    ASSERT_NE(same, beside.end()) << run;
+    EXPECT_EQ((*same)["loss"], r["loss"]);
   }
 }
 

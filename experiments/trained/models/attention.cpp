@@ -28,6 +28,19 @@ at::Tensor wide_product(const at::Tensor& a, const at::Tensor& b) {
   return a.is_cuda() && a.scalar_type() == at::kBFloat16 ? at::bmm(a, b, at::kFloat) : wide(at::bmm(a, b));
 }
 
+// 1 / sqrt(D): on the queries where it is a power of two, so that nothing is rounded and the scores, many times as many,
+// need no pass of their own.
+struct Scale {
+  double value;
+  bool exact;
+  explicit Scale(int64_t width) : value(1 / std::sqrt(static_cast<double>(width))) {
+    int exponent = 0;
+    exact = std::frexp(value, &exponent) == 0.5;
+  }
+  at::Tensor of_queries(const at::Tensor& q) const { return exact ? q * value : q; }
+  at::Tensor of_scores(at::Tensor scores) const { return exact ? scores : scores.mul_(value); }
+};
+
 // Softmax attention for a few queries at the end, head by head and with all weights in memory: a flash kernel would
 // work on blocks of 128 queries of which 16 are there. q (N, rows, H, D), k and v (N, L, H, D).
 class FewQueries : public ::torch::autograd::Function<FewQueries> {
@@ -35,12 +48,16 @@ class FewQueries : public ::torch::autograd::Function<FewQueries> {
   static at::Tensor forward(::torch::autograd::AutogradContext* context, const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v) {
     const int64_t rows = q.size(1), length = k.size(1);
-    const double scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
-    variable_list outputs, saved{q, k, v};
+    const Scale scale(q.size(3));
+    variable_list outputs, saved{scale.of_queries(q), k, v};
+    const auto full = q.options().dtype(q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
+    const at::Tensor unseen =  // of the last keys: those before them are seen by every query
+        at::full({rows, rows}, -std::numeric_limits<double>::infinity(), full).triu(1);
     for (int64_t head = 0; head < q.size(2); ++head) {
-      at::Tensor scores = wide_product(q.select(2, head), k.select(2, head).transpose(1, 2)).mul_(scale);
-      const at::Tensor unseen = at::full({rows, length}, -std::numeric_limits<double>::infinity(), scores.options());
-      const at::Tensor weights = at::softmax(scores.add_(unseen.triu(length - rows + 1)), -1);
+      const at::Tensor scores =
+          scale.of_scores(wide_product(saved[0].select(2, head), k.select(2, head).transpose(1, 2)));
+      scores.narrow(2, length - rows, rows).add_(unseen);
+      const at::Tensor weights = at::softmax(scores, -1);
       saved.push_back(weights);
       outputs.push_back(at::bmm(weights.to(v.scalar_type()), v.select(2, head)));
     }
@@ -51,18 +68,18 @@ class FewQueries : public ::torch::autograd::Function<FewQueries> {
   static variable_list backward(::torch::autograd::AutogradContext* context, const variable_list& grads) {
     const auto saved = context->get_saved_variables();
     const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2];
-    const double scale = 1 / std::sqrt(static_cast<double>(q.size(3)));
+    const Scale scale(q.size(3));
     variable_list dq, dk, dv;
     for (int64_t head = 0; head < q.size(2); ++head) {
       const at::Tensor slope = grads[0].select(2, head), &weights = saved[static_cast<size_t>(3 + head)];
       const at::Tensor dweights = wide_product(slope, v.select(2, head).transpose(1, 2));
       const at::Tensor dscores =
-          at::_softmax_backward_data(dweights, weights, -1, weights.scalar_type()).mul_(scale).to(q.scalar_type());
+          scale.of_scores(at::_softmax_backward_data(dweights, weights, -1, weights.scalar_type())).to(q.scalar_type());
       dq.push_back(at::bmm(dscores, k.select(2, head)));
       dk.push_back(at::bmm(dscores.transpose(1, 2), q.select(2, head)));
       dv.push_back(at::bmm(weights.to(v.scalar_type()).transpose(1, 2), slope));
     }
-    return {at::stack(dq, 2), at::stack(dk, 2), at::stack(dv, 2)};
+    return {scale.of_queries(at::stack(dq, 2)), at::stack(dk, 2), at::stack(dv, 2)};
   }
 };
 

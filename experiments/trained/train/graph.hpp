@@ -32,6 +32,11 @@ class PlainReplay : public Replay {
 std::unique_ptr<Replay> make_replay(const at::Device& device, bool captured, std::function<void()> step,
                                     const std::function<void()>& restore);
 
+// The same bits from the same inputs, from now on and in the whole process: some of torch's kernels (the gradient of its
+// attention over several blocks of keys) add in whatever order they come to unless told otherwise. Before the first call
+// of cuBLAS.
+void require_determinism();
+
 // Devices and their names; none without CUDA.
 int device_count();
 std::string device_name(const at::Device& device);

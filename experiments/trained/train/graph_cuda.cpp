@@ -3,6 +3,8 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <cstdlib>
+
 #include "train/graph.hpp"
 
 namespace lla::trained {
@@ -32,6 +34,12 @@ std::unique_ptr<Replay> make_replay(const at::Device& device, bool captured, std
                                     const std::function<void()>& restore) {
   if (device.is_cuda() && captured) return std::make_unique<Captured>(step, restore);
   return std::make_unique<PlainReplay>(std::move(step));
+}
+
+void require_determinism() {
+  ::setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);  // torch asks for it; its size is the default's
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/false);
+  at::globalContext().setDeterministicFillUninitializedMemory(false);
 }
 
 int device_count() { return c10::cuda::device_count(); }

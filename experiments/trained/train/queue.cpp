@@ -28,9 +28,11 @@ bool flattened(const Json& epochs) {
   return std::abs(after - before) < 0.01 * std::max(std::abs(before), 1e-30);
 }
 
-Json record_of(const Stack& stack, const RunState& run, const StackTrainer& trainer, bool accuracy,
+// `tokens`: of a sequence, the record's length where the setting has none (state tracking, the language model).
+Json record_of(const Stack& stack, const RunState& run, const StackTrainer& trainer, int64_t tokens, bool accuracy,
                const std::string& device) {
   Json r = stack.identity();
+  if (!r.contains("length")) r["length"] = tokens;
   Json loss = Json::array(), validation = Json::array(), test = Json::array();
   size_t best = 0, best_on_test = 0;
   const auto better = [&](double a, double b) { return accuracy ? a > b : a < b; };
@@ -198,7 +200,7 @@ class Queue {
     for (const RunState& run : trainer.runs()) {
       const std::string on = device.is_cuda() ? device_name(device) : "cpu";
       if (!results_.contains(identity(stack, run.run))) {
-        results_.add(record_of(stack, run, trainer, sources.accuracy, on));
+        results_.add(record_of(stack, run, trainer, layout.length, sources.accuracy, on));
       }
     }
     results_.write();

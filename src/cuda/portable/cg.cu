@@ -182,7 +182,8 @@ struct SolveBlock {
     T lost = 0;
     if (__any_sync(~0u, done)) done = done_by_solution(done, q, s, stop, lost);
     if (!s.active) return;
-    const bool spent = s.iterations == p.max_iterations;
+    const int limit = a.rescue ? core::iterations_before_direct(p.max_iterations, p.dim) : p.max_iterations;
+    const bool spent = s.iterations == limit;
     const bool hopeless = !isfinite(s.squared);  // the right-hand side itself overflowed
     // What was aimed at may be more than what was promised. The direct solver, where there is one to turn to, gives
     // it.
@@ -222,7 +223,7 @@ struct SolveBlock {
 #pragma unroll
         for (int c = 0; c < C::kRows; ++c) {
           const bool visible = query[r].sees(first + lane() + kLanes * c);
-          const T w = visible ? exp2_of(s[0][r][c] * log2_factor - solve[r].max) : T(0);
+          const T w = visible ? weight_of(s[0][r][c], log2_factor, solve[r].max) : T(0);
           u[r][c] = w * (s[1][r][c] - mean[r]);
           sum[r] += u[r][c];
           weight_squares[r] += w * w;

@@ -31,12 +31,6 @@ struct DecodeArguments {
 // Heads of a span and of a row.
 enum Head { kMax = 0, kOmega = 1, kFlag = 2, kSumE = 3 };  // flag: of a span, a value not finite; of a row, its kind
 
-__device__ double warp_sum(double v) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(~0u, v, offset);
-  return v;
-}
-
 // A row that is decoded here, and what it sees.
 struct DecodedRow {
   const Arguments<double>& a;
@@ -93,7 +87,7 @@ __global__ void __launch_bounds__(D::kThreads) decode_form_kernel(const __grid_c
   const DecodedRow row(d, number);
   int64_t begin, end;
   if (!span_of_block(row, s, begin, end)) return;
-  const int dim = static_cast<int>(D::padded(p.dim)), stride = dim + 4, tiles = dim / 4;
+  const int dim = static_cast<int>(D::padded(p.dim)), stride = dim + 4;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   double* const tile = memory;
   double* const query = tile + D::kKeys * stride;
@@ -138,33 +132,7 @@ __global__ void __launch_bounds__(D::kThreads) decode_form_kernel(const __grid_c
       omega += weights[b];
       if (static_cast<int>(threadIdx.x) < dim) sum += weights[b] * tile[b * stride + threadIdx.x];
     }
-    for (int t = threadIdx.x; t < tiles * (tiles + 1) / 2; t += D::kThreads) {
-      int tile_row, tile_column;
-      triangle_tile(t, tile_row, tile_column);
-      double acc[4][4] = {};
-#pragma unroll
-      for (int b = 0; b < D::kKeys; ++b) {
-        const double2* const k = reinterpret_cast<const double2*>(tile + b * stride);
-        const double2 u0 = k[2 * tile_row], u1 = k[2 * tile_row + 1];
-        const double2 v0 = k[2 * tile_column], v1 = k[2 * tile_column + 1];
-        const double u[4] = {weights[b] * u0.x, weights[b] * u0.y, weights[b] * u1.x, weights[b] * u1.y};
-        const double v[4] = {v0.x, v0.y, v1.x, v1.y};
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) acc[i][j] += u[i] * v[j];
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          if (4 * tile_row + i < 4 * tile_column + j) continue;
-          double& entry = matrix.at(4 * tile_row + i, 4 * tile_column + j);
-          entry = entry * factor + acc[i][j];
-        }
-      }
-    }
+    add_products<D::kKeys>(matrix, tile, stride, dim, factor, [&](int b) { return weights[b]; });
   }
   bad = __syncthreads_or(bad);
   if (threadIdx.x == 0) slot[kMax] = max, slot[kOmega] = omega, slot[kFlag] = bad;

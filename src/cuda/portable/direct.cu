@@ -11,12 +11,6 @@ namespace {
 using D = DirectConfig;
 constexpr int kWarps = D::kThreads / 32;
 
-__device__ double warp_sum(double v) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(~0u, v, offset);
-  return v;
-}
-
 // One row and the block's scratch for it.
 template <class T>
 struct Row {
@@ -108,7 +102,6 @@ __device__ double form(const Row<T>& row) {
   const Arguments<T>& a = row.a;
   const core::Problem& p = a.problem;
   const int stride = row.dim + 4;
-  const int tiles = row.dim / 4;
   double omega = 0, sum = 0, sum_gamma = 0, sum_gamma_k = 0;  // the sums of column threadIdx.x
   for (int64_t first = row.query.begin; first < row.query.end; first += D::kKeys) {
     __syncthreads();
@@ -124,34 +117,7 @@ __device__ double form(const Row<T>& row) {
         sum_gamma_k += weighted * row.gamma[b];
       }
     }
-    for (int t = threadIdx.x; t < tiles * (tiles + 1) / 2; t += D::kThreads) {
-      int tile_row, tile_column;
-      triangle_tile(t, tile_row, tile_column);
-      double acc[4][4] = {};
-#pragma unroll 4
-      for (int b = 0; b < D::kKeys; ++b) {
-        const double* k = row.tile + b * stride;
-        double u[4], v[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          u[i] = k[4 * tile_row + i];
-          v[i] = k[4 * tile_column + i];
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-#pragma unroll
-          for (int j = 0; j < 4; ++j) acc[i][j] += u[i] * v[j];
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-          if (4 * tile_row + i >= 4 * tile_column + j)
-            row.matrix.at(4 * tile_row + i, 4 * tile_column + j) += acc[i][j];
-        }
-      }
-    }
+    add_products<4>(row.matrix, row.tile, stride, row.dim, 1, [](int) { return 1.0; });  // w is in the tile
   }
   const int64_t ridge_offset = row_offset(a.ridge, row.sequence, row.head, row.query.index);
   const auto ridge = [&](int d) {

@@ -162,7 +162,7 @@ struct KeyGradients {
         const int32_t kind = constants.kind[i];
         bad[r] |= visible && kind == kBad;
         const bool counts = visible && (is_regular(kind) || kind == kSingle);
-        const T weight = counts ? exp2_of(logit[r][c] * log2_factor - constants.max[i]) / constants.omega[i] : T(0);
+        const T weight = counts ? weight_of(logit[r][c], log2_factor, constants.max[i]) / constants.omega[i] : T(0);
         const T one_plus_e = 1 - constants.excess[i] + (e[r][c] - constants.mean_e[i]);
         // A single key's value is its mean: b vanishes, and only dv is left.
         const T b = kind == kSingle ? T(0) : (gamma[r][c] - constants.tau[i]) - (f[r][c] + constants.mean_b[i]);

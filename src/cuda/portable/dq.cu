@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dq_kernel(const 
 #pragma unroll
       for (int c = 0; c < C::kRows; ++c) {
         const bool visible = query[r].sees(first + lane() + kLanes * c);
-        const T w = visible ? exp2_of(s[0][r][c] * log2_factor - max[r]) : T(0);
+        const T w = visible ? weight_of(s[0][r][c], log2_factor, max[r]) : T(0);
         const T one_plus_e = 1 + (s[1][r][c] - mean_e[r]);
         const T b = (gamma[0][r][c] - tau[r]) - (s[2][r][c] + mean_b[r]);
         u[r][c] = w * one_plus_e * b;

@@ -22,6 +22,47 @@ __device__ inline void triangle_tile(int index, int& row, int& column) {
   column = index - row * (row + 1) / 2;
 }
 
+__device__ inline double warp_sum(double v) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) v += __shfl_xor_sync(~0u, v, offset);
+  return v;
+}
+
+// matrix = factor matrix + the sum of weight(b) k_b k_bᵀ over the rows of a tile of keys, `dim` channels of them and
+// 16-byte aligned. All threads of the block take part, each entry is one thread's. kUnroll: keys at once, all where
+// their weights are in registers.
+template <int kUnroll, class Weight>
+__device__ void add_products(Triangle matrix, const double* tile, int stride, int dim, double factor, Weight weight) {
+  const int tiles = dim / 4;
+  for (int t = threadIdx.x; t < tiles * (tiles + 1) / 2; t += DirectConfig::kThreads) {
+    int tile_row, tile_column;
+    triangle_tile(t, tile_row, tile_column);
+    double acc[4][4] = {};
+#pragma unroll kUnroll
+    for (int b = 0; b < DirectConfig::kKeys; ++b) {
+      const double2* const k = reinterpret_cast<const double2*>(tile + b * stride);
+      const double2 u0 = k[2 * tile_row], u1 = k[2 * tile_row + 1];
+      const double2 v0 = k[2 * tile_column], v1 = k[2 * tile_column + 1];
+      const double u[4] = {weight(b) * u0.x, weight(b) * u0.y, weight(b) * u1.x, weight(b) * u1.y};
+      const double v[4] = {v0.x, v0.y, v1.x, v1.y};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) acc[i][j] += u[i] * v[j];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (4 * tile_row + i < 4 * tile_column + j) continue;
+        double& entry = matrix.at(4 * tile_row + i, 4 * tile_column + j);
+        entry = entry * factor + acc[i][j];
+      }
+    }
+  }
+}
+
 // Sums over keys, and how they are padded.
 struct MatrixSums {
   int dim, padded;

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) output_kernel(co
 #pragma unroll
         for (int c = 0; c < C::kRows; ++c) {
           const bool visible = query[r].sees(first + lane() + kLanes * c);
-          w[r][c] = visible ? exp2_of(s[0][r][c] * log2_factor - max[r]) * (s[1][r][c] - mean[r]) : T(0);
+          w[r][c] = visible ? weight_of(s[0][r][c], log2_factor, max[r]) * (s[1][r][c] - mean[r]) : T(0);
           sum[r] += w[r][c];
         }
       }

@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) rhs_kernel(const
 #pragma unroll
       for (int c = 0; c < C::kRows; ++c) {
         const bool visible = query[r].sees(first + lane() + kLanes * c);
-        u[r][c] = visible ? exp2_of(s[0][r][c] * log2_factor - max[r]) * (gamma[0][r][c] - tau[r]) : T(0);
+        u[r][c] = visible ? weight_of(s[0][r][c], log2_factor, max[r]) * (gamma[0][r][c] - tau[r]) : T(0);
         sum[r] += u[r][c];
         squares[r] += u[r][c] * (gamma[0][r][c] - tau[r]);
       }

@@ -32,6 +32,13 @@ __device__ __forceinline__ bool row_any(bool v) {
 __device__ __forceinline__ float exp2_of(float x) { return exp2f(x); }
 __device__ __forceinline__ double exp2_of(double x) { return exp2(x); }
 
+// A key's weight from q.k. Every pass takes it from here, to the last bit: rows whose weights do not sum to omega in
+// the backward have lost what is left of gradients that cancel.
+template <class T>
+__device__ __forceinline__ T weight_of(T dot, T log2_factor, T max) {
+  return exp2_of(fma(dot, log2_factor, -max));
+}
+
 // Of a row without a gradient: below every other.
 inline constexpr int32_t kNoExponent = std::numeric_limits<int32_t>::min() / 2;
 

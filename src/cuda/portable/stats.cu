@@ -181,17 +181,16 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) stats_kernel(con
     load_tile<C::kOther, C>(keys, k, first, block.key_end - first, bad_key, Always{});
     load_tile<C::kOther, C>(values, v, first, block.key_end - first, bad_key, Always{});
     __syncthreads();
-    T logit[1][C::kRows][C::kRows], w[C::kRows][C::kRows];
-    product<C, 1>({own_q}, keys, pieces<T>(p.dim), logit);
+    T dot[1][C::kRows][C::kRows], w[C::kRows][C::kRows];
+    product<C, 1>({own_q}, keys, pieces<T>(p.dim), dot);
 #pragma unroll
     for (int r = 0; r < C::kRows; ++r) {
       T largest = max[r];
 #pragma unroll
       for (int c = 0; c < C::kRows; ++c) {
         const int column = lane() + kLanes * c;
-        logit[0][r][c] *= log2_factor;
         if (!query[r].sees(first + column)) continue;
-        largest = fmax(largest, logit[0][r][c]);
+        largest = fmax(largest, dot[0][r][c] * log2_factor);
         found[r].bad |= bad_key[column] != 0;
       }
       const T next = ceil(row_max(largest));
@@ -204,7 +203,8 @@ __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) stats_kernel(con
       }
 #pragma unroll
       for (int c = 0; c < C::kRows; ++c) {
-        w[r][c] = query[r].sees(first + lane() + kLanes * c) ? exp2_of(logit[0][r][c] - max[r]) : T(0);
+        const bool visible = query[r].sees(first + lane() + kLanes * c);
+        w[r][c] = visible ? weight_of(dot[0][r][c], log2_factor, max[r]) : T(0);
         omega[r] += w[r][c];
       }
     }

@@ -232,7 +232,9 @@ struct SolveConsumer : TargetPass<Config> {
 #pragma unroll
       for (int i = 0; i < kDim / 4; ++i) {
         const float2 c = key_shift<kDim>(params, b.copy_index, i / 2, lane);
-        mean[2 * i] -= c.x, mean[2 * i + 1] -= c.y;
+        const float seen =
+            solve.omega[i & 1] > 0 ? 1.0f : 0.0f;  // a row without keys has the mean zero, shifted or not
+        mean[2 * i] -= seen * c.x, mean[2 * i + 1] -= seen * c.y;
       }
     }
     const auto long_steps = [&](int r) {

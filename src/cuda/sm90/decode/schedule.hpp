@@ -10,6 +10,9 @@
 //
 // Under options.batch_invariant a row is cut by its own length alone. The line then goes in steps of such a piece, every
 // piece is a unit, and its partial is its place along the line.
+//
+// A sequence that is not usable has its place on the line all the same, with the nearest length it may have: the units
+// there have no keys, and the others' parts are what they would be beside a usable one.
 #pragma once
 
 #include <cstdint>
@@ -92,22 +95,9 @@ constexpr int32_t most_pieces(int32_t granules) {
   return own > shorter ? own : shorter;
 }
 
-// Sequence b, as core::sequence has it; `claimed`: rows_claimed of those before.
-constexpr Sequence sequence_at(const Shape& p, int32_t b, int32_t claimed) {
-  Sequence s{};
-  s.length_q = p.seqlen_q;
-  s.length = p.lengths[b];
-  const int32_t first = p.first_key ? p.first_key[b] : 0;
-  s.invalid = s.length < 0 || s.length > p.max_length || first < 0;
-  if (p.cu_q) {
-    s.start_q = claimed < p.total_q ? claimed : p.total_q;
-    s.length_q = clamp_to(p.cu_q[b + 1], s.start_q, p.total_q) - s.start_q;
-    s.invalid =
-        s.invalid || p.cu_q[b] != s.start_q || p.cu_q[b + 1] != s.start_q + s.length_q || s.length_q > p.seqlen_q;
-  }
-  if (s.invalid) s.length = 0;
-  s.first = first < 0 ? 0 : first < s.length ? first : s.length;
-  if (s.length_q == 0 || !decodes(s.length_q, p.group, p.most_rows)) return s;
+// A sequence's place on the line: its rows and the steps of each.
+constexpr void take_place(const Shape& p, Sequence& s) {
+  if (s.length_q == 0 || !decodes(s.length_q, p.group, p.most_rows)) return;
   s.rows = bundles_of(p, s.length_q) * (p.heads_q / p.group);
   const Keys a = keys_of(p, s, 0), z = keys_of(p, s, s.length_q - 1);
   const int32_t keys_a = a.end - aligned(a.begin), keys_z = z.end - aligned(z.begin);
@@ -122,6 +112,25 @@ constexpr Sequence sequence_at(const Shape& p, int32_t b, int32_t claimed) {
   s.granules = most > 0 ? (most + kGranule - 1) / kGranule : 1;
   s.step = p.invariant ? piece_granules(s.granules) : 1;
   s.steps = (s.granules + s.step - 1) / s.step;
+}
+
+// Sequence b, as core::sequence has it; `claimed`: rows_claimed of those before.
+constexpr Sequence sequence_at(const Shape& p, int32_t b, int32_t claimed) {
+  Sequence s{};
+  s.length_q = p.seqlen_q;
+  s.length = p.lengths[b];
+  const int32_t first = p.first_key ? p.first_key[b] : 0;
+  s.invalid = s.length < 0 || s.length > p.max_length || first < 0;
+  if (p.cu_q) {
+    s.start_q = claimed < p.total_q ? claimed : p.total_q;
+    s.length_q = clamp_to(p.cu_q[b + 1], s.start_q, p.total_q) - s.start_q;
+    s.invalid =
+        s.invalid || p.cu_q[b] != s.start_q || p.cu_q[b + 1] != s.start_q + s.length_q || s.length_q > p.seqlen_q;
+  }
+  s.length = clamp_to(s.length, 0, p.max_length);
+  s.first = clamp_to(first, 0, s.length);
+  take_place(p, s);
+  if (s.invalid) s.length = s.first = 0;  // nothing of it is read
   return s;
 }
 

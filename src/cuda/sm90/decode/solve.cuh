@@ -9,6 +9,15 @@
 
 namespace lla::cuda::sm90::decode {
 
+// A row whose output may be off by a hundredth by what rounding has taken says so. What is undecided of E = (k - mean).x
+// is a share of the root of Σ (diagonal before the mean was taken off) x²: 2^-20 by sums in fp32, which keep some twenty
+// bits, and 2^-12 for every key on its own, for K'' is rounded. The output shows that times the size of a value; of the
+// second what weights of many keys leave of it and what the fit does not follow: it follows one key for each of its
+// degrees of freedom. Limits are from an H200 (docs/notebook/2026-11-16-hopper-decode.md).
+inline constexpr float kSumNoise = 0x1p-20f, kKeyNoise = 2e-4f;
+inline constexpr float kMostNoise = 1.6e-2f;
+inline constexpr float kUsualOfLargest = 0.42f;  // a usual value over a usual output, from the largest of both
+
 template <int kDim, int kCluster, int kBundle = 1>
 struct RowSolve : RowParts<kDim, kCluster, kBundle> {
   using Parts = RowParts<kDim, kCluster, kBundle>;
@@ -43,6 +52,7 @@ struct RowSolve : RowParts<kDim, kCluster, kBundle> {
       m.rhs[d] = removed ? 0 : (q - reference) * key_scale - mean;
       m.start[d] = removed ? 1 : fmaf(stream / total * s.stream_mean[d], s.stream_mean[d], diagonal) + scaled;
       m.limit[d] = m.start[d] * (ridge > 0 ? 0x1p-20f : 0x1p-16f);
+      s.ridge[d] = removed ? 1 : scaled;
       s.x[d] = removed;
     }
     if (bad) s.bad = 1;
@@ -100,8 +110,8 @@ struct RowSolve : RowParts<kDim, kCluster, kBundle> {
       b = fmaf(v[e].z, x.x, fmaf(v[e].w, x.y, b));
     }
   }
-  // o of these strips, from the sums.
-  __device__ void output(const Sums& sums, bool nan) {
+  // o of these strips, from the sums; `largest` becomes the largest |o| of the row.
+  __device__ void output(const Sums& sums, bool nan, unsigned* largest) {
 #pragma unroll
     for (int i = 0; i < kOwnSums; ++i) {
       const float a = keys_sum(sums.low[i]), b = keys_sum(sums.high[i]);
@@ -120,7 +130,29 @@ struct RowSolve : RowParts<kDim, kCluster, kBundle> {
 #pragma unroll Parts::kPartsAtOnce
       for (int i = 0; i < parts; ++i) o = fmaf(s.away[i], this->vector(i, 2)[j] - mean, o);
       store(j, nan ? NAN : o);
+      atomicMax(largest, __float_as_uint(fabsf(o)));
     }
+  }
+  // Whether what rounding has taken may show in the output. By a warp of the first block.
+  __device__ bool doubtful() const {
+    const auto plus = [](float a, float b) { return a + b; };
+    float squares = 0, freedom = 0, heaviest = 0;
+#pragma unroll
+    for (int d = lane; d < kDim; d += 32) {
+      squares = fmaf(s.matrix.start[d] * s.x[d], s.x[d], squares);
+      freedom += 1 - fminf(1.0f, s.ridge[d] / s.matrix.pivot[d]);
+    }
+#pragma unroll 1
+    for (int i = lane; i < parts; i += 32) heaviest = fmaxf(heaviest, s.heaviest_share[i]);
+    squares = warp_reduce(squares, plus), freedom = warp_reduce(freedom, plus);
+    heaviest = warp_reduce(heaviest, [](float a, float b) { return fmaxf(a, b); });
+    // Σ p² is at most the heaviest share; of a key with most of the weight its own mean leaves the rest.
+    const float rest = 1 - heaviest, spread = heaviest > 0.5f ? 2 * rest * rest : heaviest;
+    const float keys = kKeyNoise * kKeyNoise * spread * fmaxf(0.0f, 1 - freedom * heaviest);
+    const float value = 0x1p-3f / value_scale;  // above the largest, by up to two
+    const float output = __uint_as_float(s.largest_output);
+    const float noise = kUsualOfLargest * sqrtf(squares * (kSumNoise * kSumNoise + keys)) * value;
+    return output > 0 && noise > kMostNoise * output;
   }
   __device__ void store(int j, float o) {
     const int64_t at = row_offset(p.o, record.batch, record.position, record.head);
@@ -159,13 +191,17 @@ __global__ void __launch_bounds__(kSolveThreads, kCluster > 1  ? 1
   solve.load_keys(keys, 0);
   solve.ask_for_means();
   if (rank == 0) solve.ask(kBf16 ? DType::bf16 : DType::f16);
-  if (threadIdx.x == 0) s.bad = 0;
+  if (threadIdx.x == 0) s.bad = 0, s.largest_output = 0;
   const bool invalid = solve.weigh();
   if (invalid) return solve.only(NAN, LLA_ROW_INVALID);
   if (solve.total == 0) return solve.only(0, LLA_ROW_OK);  // no key
   solve.means();
   Matrix<kDim>* first = &s.matrix;
-  if constexpr (kCluster > 1) first = cluster.map_shared_rank(first, 0);
+  unsigned* largest = &s.largest_output;
+  if constexpr (kCluster > 1) {
+    first = cluster.map_shared_rank(first, 0);
+    largest = cluster.map_shared_rank(largest, 0);
+  }
   solve.covariance(*first, keys);
   static_assert(kCluster == 1 || Solve::kQuads <= Solve::kAtOnce);
   constexpr int kBatches = kCluster > 1 ? 2 : Solve::kQuads / Solve::kAtOnce;
@@ -212,8 +248,9 @@ __global__ void __launch_bounds__(kSolveThreads, kCluster > 1  ? 1
       typename Solve::Sums sums;
       solve.multiply_x(sums, held[i], 0);
       __syncthreads();
-      solve.output(sums, nan);
+      solve.output(sums, nan, largest);
     }
+    cluster.sync();
   } else {
     typename Solve::Sums sums;
 #pragma unroll
@@ -221,10 +258,11 @@ __global__ void __launch_bounds__(kSolveThreads, kCluster > 1  ? 1
       solve.add_values(held[i], i * Solve::kAtOnce);
       solve.multiply_x(sums, held[i], i * Solve::kAtOnce);
     }
-    solve.output(sums, nan);
+    solve.output(sums, nan, largest);
+    __syncthreads();
   }
   if (rank == 0 && threadIdx.x < 32) {
-    const bool broken = smallest_pivot(s.matrix) <= kLeastPivot;
+    const bool broken = smallest_pivot(s.matrix) <= kLeastPivot || solve.doubtful();
     if (threadIdx.x == 0) solve.report(nan ? LLA_ROW_NAN : broken ? LLA_ROW_BREAKDOWN : LLA_ROW_OK);
   }
 }
