@@ -48,7 +48,7 @@ Status forward(const core::ForwardCall& call, const core::Plan& plan) {
   Params params = params_of(call);
   params.multiprocessors = plan.workers;
   const auto run = [&](Form form) -> Status {
-    LLA_RETURN_IF_ERROR(describe_cache(params, form == Form::moments ? kMomentsKeys : kAlign));
+    LLA_RETURN_IF_ERROR(describe_cache(params, box_keys(form, kernel_dim(p))));
     params.bundle = bundle_of(form, kernel_dim(p));
     return decode::launch({form, params, most_bundles(p, form), kernel_dim(p), p.dtype == DType::bf16, plan.workers,
                            rows_sharing_keys(p), pieces_of_rows(p), call.workspace,

@@ -23,8 +23,13 @@ struct Launch {
 };
 
 // How the kernels are to read the cache: box, vectors and maps of p, from its other fields. `pages` counts sequences
-// where there is no table. `most`: keys of a copy, at most; those of a table's pages are as many as tiles begin at.
-Status describe_cache(Params& p, int most);
+// where there is no table. `most_keys`: of a box.
+Status describe_cache(Params& p, int most_keys);
+// Keys of a box of which a stage of the streaming kernel is one, or a tile of the first of two passes (or of the kernels
+// with x given).
+constexpr int box_keys(Form form, int dim) {
+  return form == Form::solved ? 4096 / dim : form == Form::moments ? kMomentsKeys : kAlign;
+}
 
 Status launch(const Launch& call);
 

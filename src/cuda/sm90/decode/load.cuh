@@ -17,9 +17,9 @@ __device__ __forceinline__ uint32_t opaque(uint32_t x) {
 
 // Raw rows lie as the copy engine's 128-byte swizzle leaves them: 64 columns after the other, 16-byte chunk c of row r
 // at c ^ (r % 8).
-template <int kBoxBytes = kWarpKeys * 128>
+template <int kBlockBytes = kWarpKeys * 128>  // from one 64 columns to the next
 __device__ __forceinline__ int raw_offset(int row, int chunk) {
-  return (chunk / 8) * kBoxBytes + row * 128 + ((chunk % 8) ^ (row & 7)) * 16;
+  return (chunk / 8) * kBlockBytes + row * 128 + ((chunk % 8) ^ (row & 7)) * 16;
 }
 // The address a lane gives for the transposed matrices of chunks 0 and 1 (keys 0-7, 8-15 of each).
 __device__ __forceinline__ uint32_t raw_start(const unsigned char* rows) {
@@ -79,6 +79,12 @@ __device__ __forceinline__ uint32_t seen_of(const Keys& keys, int first) {
 inline constexpr int kLeastBox = 4;
 inline bool small_pages(const Cache& cache) { return cache.box < kLeastBox; }
 
+// Sixteen keys and their values as they came.
+struct RawTile {
+  unsigned char *keys, *values;
+};
+
+// Four 8 x 8 matrices: a thread has columns 2t, 2t + 1 of row g of each.
 __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -109,6 +115,47 @@ __device__ __forceinline__ uint32_t clear_poisoned(unsigned char* rows) {
   fence_async_proxy();  // the copy engine writes here next
   __syncwarp();
   return all;
+}
+
+template <class C, int kBlockBytes = kWarpKeys * 128, int kTensors = 2>
+__device__ __forceinline__ void fill_slowly(const Params& p, const Unit& from, int first, const Keys& keys,
+                                            bool& invalid, const RawTile& to) {
+  const int lane = threadIdx.x % 32;
+  const uint32_t seen = seen_of(keys, first);
+#pragma unroll 1
+  for (int which = 0; which < kTensors; ++which) {
+    const core::Operand& operand = which == 0 ? p.cache.k : p.cache.v;
+    const uint16_t* base = static_cast<const uint16_t*>(operand.data);
+#pragma unroll 1
+    for (int row = 0; row < kWarpKeys; ++row) {
+      if (!(seen >> row & 1)) continue;
+      const int2 at = page_of(p.cache, from, first + row);
+      invalid |= at.x < 0;
+#pragma unroll 1
+      for (int d = lane; d < C::kDim; d += 32) {
+        const bool there = at.x >= 0 && d < (which == 0 ? p.dim : p.value_dim);
+        const int64_t element = at.x * operand.stride[0] + at.y * operand.stride[1] + from.kv_head * operand.stride[2] +
+                                d * operand.stride[3];
+        *reinterpret_cast<uint16_t*>((which == 0 ? to.keys : to.values) + raw_offset<kBlockBytes>(row, d / 8) +
+                                     d % 8 * 2) = there ? base[element] : 0;
+      }
+    }
+  }
+}
+
+// Zeros into the rows that are not in `seen`.
+template <class C, int kBlockBytes = kWarpKeys * 128, int kTensors = 2>
+__device__ __forceinline__ void clear_rows(const RawTile& rows, uint32_t seen) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int e = lane; e < kWarpKeys * C::kChunks * kTensors; e += 32) {
+    const int row = e % kWarpKeys, chunk = e / kWarpKeys % C::kChunks, which = e / (kWarpKeys * C::kChunks);
+    if (!(seen >> row & 1)) {
+      *reinterpret_cast<uint4*>((which == 0 ? rows.keys : rows.values) + raw_offset<kBlockBytes>(row, chunk)) =
+          make_uint4(0, 0, 0, 0);
+    }
+  }
+  fence_async_proxy();  // the copy engine writes here next
 }
 
 // A warp's ring of slots: it asks for tiles and takes them in the same order. S: what has the slots. Of 64 columns after
@@ -148,7 +195,7 @@ struct Ring {
     Barrier& here = barrier(asked++);
     const Cache& cache = p.cache;
     if (!cache.vectors) {
-      fill_slowly(p, from, first, keys, invalid, to);
+      fill_slowly<C, C::kBoxBytes, kTensors>(p, from, first, keys, invalid, to);
       __syncwarp();
       if (lane == 0) here.arrive();
       return;
@@ -229,31 +276,6 @@ struct Ring {
     }
   }
 
-  __device__ __forceinline__ static void fill_slowly(const Params& p, const Unit& from, int first, const Keys& keys,
-                                                     bool& invalid, const RawTile& to) {
-    const int lane = threadIdx.x % 32;
-    const uint32_t seen = seen_of(keys, first);
-#pragma unroll 1
-    for (int which = 0; which < kTensors; ++which) {
-      const core::Operand& operand = which == 0 ? p.cache.k : p.cache.v;
-      const uint16_t* base = static_cast<const uint16_t*>(operand.data);
-#pragma unroll 1
-      for (int row = 0; row < kWarpKeys; ++row) {
-        if (!(seen >> row & 1)) continue;
-        const int2 at = page_of(p.cache, from, first + row);
-        invalid |= at.x < 0;
-#pragma unroll 1
-        for (int d = lane; d < C::kDim; d += 32) {
-          const bool there = at.x >= 0 && d < (which == 0 ? p.dim : p.value_dim);
-          const int64_t element = at.x * operand.stride[0] + at.y * operand.stride[1] +
-                                  from.kv_head * operand.stride[2] + d * operand.stride[3];
-          *reinterpret_cast<uint16_t*>((which == 0 ? to.keys : to.values) + raw_offset<C::kBoxBytes>(row, d / 8) +
-                                       d % 8 * 2) = there ? base[element] : 0;
-        }
-      }
-    }
-  }
-
   // A tile the warp fills itself, with all its threads; taken at once.
   __device__ __forceinline__ RawTile take_empty() {
     if (threadIdx.x % 32 == 0) barrier(asked).arrive();
@@ -270,20 +292,8 @@ struct Ring {
     return here;
   }
   __device__ __forceinline__ static void show(const RawTile& here, uint32_t seen) {
-    if (seen != 0xffffu) clear(here, seen);
+    if (seen != 0xffffu) clear_rows<C, C::kBoxBytes, kTensors>(here, seen);
     __syncwarp();
-  }
-  __device__ __forceinline__ static void clear(const RawTile& rows, uint32_t seen) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll 1
-    for (int e = lane; e < kWarpKeys * C::kChunks * kTensors; e += 32) {
-      const int row = e % kWarpKeys, chunk = e / kWarpKeys % C::kChunks, which = e / (kWarpKeys * C::kChunks);
-      if (!(seen >> row & 1)) {
-        *reinterpret_cast<uint4*>((which == 0 ? rows.keys : rows.values) + raw_offset<C::kBoxBytes>(row, chunk)) =
-            make_uint4(0, 0, 0, 0);
-      }
-    }
-    fence_async_proxy();  // the copy engine writes here next
   }
 };
 

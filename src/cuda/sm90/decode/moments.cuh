@@ -9,9 +9,40 @@
 #pragma once
 
 #include "cuda/sm90/decode/moments_weigh.cuh"
-#include "cuda/sm90/decode/multiply.cuh"
+#include "cuda/sm90/mma.cuh"
 
 namespace lla::cuda::sm90::decode {
+
+__device__ __forceinline__ void add_to_global(float4* at, float4 v) {
+  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+               : "memory");
+}
+
+// Adds the accumulators to the partial's matrix, which is relative to the maximum `partial_max`.
+template <int kCount>
+__device__ __forceinline__ void flush(float4* to, float (&acc)[kCount], bool first, int acc_max, int& partial_max) {
+  const int thread = threadIdx.x % 128;
+  if (first) partial_max = acc_max;
+  if (!first && acc_max > partial_max + 40) {  // too far to scale what is new
+    const float factor = four_to(partial_max - acc_max);
+    for (int i = 0; i < kCount / 4; ++i) {
+      float4& at = to[i * 128 + thread];
+      const float4 v = at;
+      at = {v.x * factor, v.y * factor, v.z * factor, v.w * factor};
+    }
+    partial_max = acc_max;
+  }
+  const float factor = four_to(acc_max - partial_max);
+#pragma unroll
+  for (int i = 0; i < kCount / 4; ++i) {
+    const float4 v{acc[4 * i] * factor, acc[4 * i + 1] * factor, acc[4 * i + 2] * factor, acc[4 * i + 3] * factor};
+    if (first) {
+      to[i * 128 + thread] = v;
+    } else {
+      add_to_global(&to[i * 128 + thread], v);
+    }
+  }
+}
 
 template <int kColumns>
 struct LeftFromRegisters;

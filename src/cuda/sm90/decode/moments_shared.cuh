@@ -5,11 +5,11 @@
 
 namespace lla::cuda::sm90::decode {
 
-static_assert(kMomentsKeys == kTileKeys);
 inline constexpr int kWeighers = 4;        // warps, of sixteen keys each
 inline constexpr int kRangeSlack = 16;     // bits in units of sqrt(w) that a logit may exceed the maximum by
 inline constexpr int kNegligible = 20;     // what the sums may be behind a maximum before they follow
 inline constexpr float kSpreadKeys = 8;    // of the first, that have the weight at least where two parts suffice
+inline constexpr int kRestart = 16;        // tiles after which accumulators start anew: 1,024 keys
 inline constexpr int kPreciseKeys = 1024;  // rows up to this long have their products in three parts
 
 template <int kDim_, bool kSmallPages_>
@@ -20,12 +20,14 @@ struct MomentsConfig {
   static constexpr int kRows = moments_bundle(kDim);
   static constexpr int kStages = kDim == 128 ? 12 : 16;
   static constexpr int kAhead = kStages - kWeighers;  // of them asked for before they are needed
-  static constexpr int kQuarters = kTileKeys / kWarpKeys, kRawSlots = kStages * kQuarters;
+  static constexpr int kQuarters = kMomentsKeys / kWarpKeys, kRawSlots = kStages * kQuarters;
   static constexpr int kDisplaced = kWarpKeys / kRows;  // keys of a row that a warp has displaced, at most
-  static constexpr int kBoxBytes = kTileKeys * 128;
-  static constexpr int kStageBytes = kTileKeys * kDim * 2;
+  static constexpr int kBoxBytes = kMomentsKeys * 128;
+  static constexpr int kStageBytes = kMomentsKeys * kDim * 2;
   static constexpr int kThreads = 256 + 32 * kWeighers;
 };
+
+enum MomentsFlags : int32_t { kFresh = 1, kEnd = 2, kStop = 4 };  // of a tile
 
 template <class C>
 struct MomentsShared {
@@ -35,7 +37,7 @@ struct MomentsShared {
   };
   alignas(1024) unsigned char stage[C::kStages][C::kStageBytes];
   alignas(1024) unsigned char extra[C::kStageBytes];  // first keys of the row, then those that were the heaviest
-  alignas(16) float weights[C::kStages + 1][C::kRows][kTileKeys];     // the last: of `extra`
+  alignas(16) float weights[C::kStages + 1][C::kRows][kMomentsKeys];  // the last: of `extra`
   alignas(16) unsigned char apart[kWeighers][C::kRows][C::kDim * 2];  // the heaviest key of each warp
   Head head[C::kStages + 1];
   float query[C::kRows][C::kDim];

@@ -3,14 +3,9 @@
 
 #include "cuda/common/convert.cuh"
 #include "cuda/sm90/decode/bundle_rows.cuh"
-#include "cuda/sm90/decode/merge.cuh"
 #include "cuda/sm90/decode/moments_shared.cuh"
 
 namespace lla::cuda::sm90::decode {
-
-__device__ __forceinline__ float warp_sum(float x) {
-  return warp_reduce(x, [](float a, float b) { return a + b; });
-}
 
 // One of the warps that fetch keys and make weights.
 template <class C>
@@ -37,10 +32,10 @@ struct Weigher {
   __device__ __forceinline__ bool live() const { return row < rows; }
   __device__ __forceinline__ static int key_at(int i) { return RowQuad<C>::key_at(i); }
   __device__ __forceinline__ static int tiles_of(const Unit& u) {
-    return ::max(1, (u.keys.end - u.start + kTileKeys - 1) / kTileKeys);
+    return ::max(1, (u.keys.end - u.start + kMomentsKeys - 1) / kMomentsKeys);
   }
   // Whether one copy takes a tile: keys of a sequence lie together.
-  __device__ __forceinline__ bool whole() const { return p.cache.box == kTileKeys && p.cache.vectors; }
+  __device__ __forceinline__ bool whole() const { return p.cache.box == kMomentsKeys && p.cache.vectors; }
   __device__ __forceinline__ void ask_for_whole(const Unit& u, int first, const unsigned char* to, Barrier& barrier) {
     if (elected()) {
       barrier.arrive_expecting(C::kStageBytes);
@@ -57,13 +52,13 @@ struct Weigher {
     const uint32_t at = tiles_before + n;
     s.empty[at % C::kStages].wait(((at / C::kStages) & 1) ^ 1);
     if (whole()) {
-      ask_for_whole(u, u.start + n * kTileKeys, s.stage[at % C::kStages], ring.barrier(at * C::kQuarters));
+      ask_for_whole(u, u.start + n * kMomentsKeys, s.stage[at % C::kStages], ring.barrier(at * C::kQuarters));
       return;
     }
     ring.asked = at * C::kQuarters;
 #pragma unroll 1
     for (int i = 0; i < C::kQuarters; ++i) {
-      ring.ask(p, u, u.start + n * kTileKeys + i * kWarpKeys, u.keys, invalid);
+      ring.ask(p, u, u.start + n * kMomentsKeys + i * kWarpKeys, u.keys, invalid);
     }
   }
 
@@ -306,8 +301,8 @@ struct Weigher {
   // Weights of one tile, relative to this warp's maximum, which follows where one would be too large.
   __device__ __forceinline__ void tile(const Unit& u, int n, int tiles, int partial) {
     const uint32_t at = tiles_before + n;
-    const int slot = at % C::kStages, first = u.start + n * kTileKeys;
-    const bool edge = first < common.begin || first + kTileKeys > common.end;
+    const int slot = at % C::kStages, first = u.start + n * kMomentsKeys;
+    const bool edge = first < common.begin || first + kMomentsKeys > common.end;
     ring.taken = at * C::kQuarters;
     if (whole()) ring.barrier(at * C::kQuarters).wait((at / C::kStages) & 1);
     unsigned char* const stage = s.stage[slot];
