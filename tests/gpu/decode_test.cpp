@@ -109,6 +109,35 @@ TEST_P(GpuDecode, GroupsOfEverySize) {
   }
 }
 
+TEST_P(GpuDecode, GroupsOfDataKindsAndRidges) {
+  for (const data::Kind kind : data::kinds) {
+    for (const int64_t dim : {64, 128}) {
+      for (const double ridge : {1.0, 0.1, 0.01}) {
+        SCOPED_TRACE(data::name(kind));
+        CacheSpec spec = decoding(dim, {{1, 2100}, {1, 129}, {1, 64}});
+        spec.heads_q = 6;
+        expect_right(spec, kind, ridge);
+        if (HasFailure() || IsSkipped()) return;
+      }
+    }
+  }
+}
+
+// Means and weights of every size: rows of a group are multiplied with or without a shift, in two parts or in three.
+TEST_P(GpuDecode, GroupsOfPeakedKinds) {
+  for (const data::Kind kind : {data::Kind::queries6, data::Kind::mean10, data::Kind::mean30, data::Kind::sink}) {
+    for (const int64_t dim : {64, 128}) {
+      for (const double ridge : {1.0, 0.1, 0.01}) {
+        SCOPED_TRACE(data::name(kind));
+        CacheSpec spec = decoding(dim, {{1, 2100}, {1, 600}});
+        spec.heads_q = 8;
+        expect_right(spec, kind, ridge);
+        if (HasFailure() || IsSkipped()) return;
+      }
+    }
+  }
+}
+
 TEST_P(GpuDecode, QueriesOfEveryNumber) {
   for (const int64_t queries : {2, 3, 4, 6, 8, 10}) {
     for (const int64_t left : {-1, 100}) {
@@ -128,7 +157,7 @@ TEST_P(GpuDecode, QueriesOfEveryNumber) {
 TEST_P(GpuDecode, RowsOfAKeyHeadKeepTheirBits) {
   for (const int64_t dim : {64, 128}) {
     for (const RidgeShape ridge : {RidgeShape::token, RidgeShape::none}) {
-      CacheSpec spec = decoding(dim, {{2, 1000}, {2, 45}}, 16);
+      CacheSpec spec = decoding(dim, {{2, 1500}, {2, 45}}, 16);
       spec.heads_q = 8;
       spec.ridge = ridge;
       if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();

@@ -17,9 +17,6 @@ inline constexpr int kRedoBits = 8;
 __device__ __forceinline__ float warp_max(float x) {
   return warp_reduce(x, [](float a, float b) { return fmaxf(a, b); });
 }
-__device__ __forceinline__ float warp_sum(float x) {
-  return warp_reduce(x, [](float a, float b) { return a + b; });
-}
 
 template <class C>
 struct Converter {
@@ -55,7 +52,7 @@ struct Converter {
 #pragma unroll
     for (int m = 0; m < kCount; ++m) {
 #pragma unroll
-      for (int i = 0; i < kColumns; ++i) load_matrix(to[m][i], at(from, m, kFirst + i));
+      for (int i = 0; i < kColumns; ++i) load_matrices(to[m][i], at(from, m, kFirst + i));
     }
   }
   // Half logits of this lane's keys. All columns of the right-hand side are the query: all four lanes of a row have its

@@ -32,6 +32,16 @@ __device__ __forceinline__ uint32_t multiply_half_pairs(uint32_t a, uint32_t b) 
   return *reinterpret_cast<const uint32_t*>(&h);
 }
 
+template <bool kBf16>
+__device__ __forceinline__ uint32_t narrow_pair(float a, float b) {
+  if constexpr (kBf16) {
+    const __nv_bfloat162 x = __floats2bfloat162_rn(a, b);
+    return *reinterpret_cast<const uint32_t*>(&x);
+  } else {
+    return to_half_pair(a, b);
+  }
+}
+
 // Four 8 x 8 matrices, transposed: a thread gets rows 2t, 2t + 1 of column g of each.
 __device__ __forceinline__ void load_transposed(uint32_t (&to)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -50,6 +60,10 @@ __device__ __forceinline__ float warp_reduce(float x, Op op) {
 #pragma unroll
   for (int by = 16; by > 0; by /= 2) x = op(x, __shfl_xor_sync(0xffffffffu, x, by));
   return x;
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+  return warp_reduce(x, [](float a, float b) { return a + b; });
 }
 
 // Where four threads share a column (or a key, of four others): over them.

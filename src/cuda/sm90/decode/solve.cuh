@@ -17,9 +17,9 @@ inline constexpr float kSumNoise = 0x1p-20f;
 inline constexpr float kMostNoise = 1.6e-2f;
 inline constexpr float kUsualOfLargest = 0.42f;  // a usual value over a usual output, from the largest of both
 
-template <int kDim, int kCluster>
-struct RowSolve : RowParts<kDim, kCluster> {
-  using Parts = RowParts<kDim, kCluster>;
+template <int kDim, int kCluster, int kBundle = 1>
+struct RowSolve : RowParts<kDim, kCluster, kBundle> {
+  using Parts = RowParts<kDim, kCluster, kBundle>;
   using Parts::kSplit, Parts::kStrips, Parts::kQuads, Parts::kAtOnce;
   using Parts::Parts, Parts::s, Parts::p, Parts::record, Parts::parts, Parts::thread, Parts::lane, Parts::rank;
   using Parts::strip, Parts::sub, Parts::total, Parts::stream, Parts::key_scale, Parts::value_scale;

@@ -9,15 +9,6 @@
 
 namespace lla::cuda::sm90::decode {
 
-template <bool kBf16>
-__device__ __forceinline__ uint32_t narrow_pair(float a, float b) {
-  if constexpr (kBf16) {
-    const __nv_bfloat162 x = __floats2bfloat162_rn(a, b);
-    return *reinterpret_cast<const uint32_t*>(&x);
-  } else {
-    return to_half_pair(a, b);
-  }
-}
 // Of each of a pair the larger (the smaller).
 template <bool kBf16>
 struct Pairs {
@@ -181,8 +172,8 @@ struct UnitWarp {
       for (int tile = 0; tile < kFirstTiles; ++tile) {
         if (tile >= tiles) break;
         uint32_t k[4], v[4];
-        load_matrix(k, rows[tile] + at);
-        load_matrix(v, rows[tile] + at + c.kValues);
+        load_matrices(k, rows[tile] + at);
+        load_matrices(v, rows[tile] + at + c.kValues);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           high[e / 2] = P::larger(high[e / 2], k[e]), low[e / 2] = P::smaller(low[e / 2], k[e]);
