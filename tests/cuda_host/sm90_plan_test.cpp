@@ -128,7 +128,7 @@ TEST(Sm90Plan, BundlesOfRowsWithTheirX) {
   EXPECT_EQ(decode::form_of(p), decode::Form::solved);
   p.ridge = core::RidgeShape::none;
   EXPECT_EQ(decode::form_of(p), decode::Form::given_x);
-  EXPECT_EQ(decode::most_bundles(p), 32 * 8);
+  EXPECT_EQ(decode::most_bundles(p, decode::form_of(p)), 32 * 8);
   p.packed = true;
   for (const int64_t queries : {1, 4, 512}) {
     p.seqlen_q = queries;
@@ -137,12 +137,46 @@ TEST(Sm90Plan, BundlesOfRowsWithTheirX) {
   p = over_cache(32, 8, 4, 16384, 128);
   p.ridge = core::RidgeShape::none;
   EXPECT_EQ(decode::form_of(p), decode::Form::bundles);
-  EXPECT_EQ(decode::most_bundles(p), 32 * 8) << "four rows are one bundle";
+  EXPECT_EQ(decode::most_bundles(p, decode::form_of(p)), 32 * 8) << "four rows are one bundle";
   EXPECT_NE(noted(p, "decode").find("up to 8 rows"), std::string::npos);
   p.heads_kv = 2;  // sixteen rows of each
-  EXPECT_EQ(decode::most_bundles(p), 32 * 2 * 2);
+  EXPECT_EQ(decode::most_bundles(p, decode::form_of(p)), 32 * 2 * 2);
   p.packed = true;
-  EXPECT_EQ(decode::most_bundles(p), 2 * (32 * 16 / 8 + 32)) << "each sequence may have one that is not full";
+  EXPECT_EQ(decode::most_bundles(p, decode::form_of(p)), 2 * (32 * 16 / 8 + 32))
+      << "each sequence may have one that is not full";
+}
+
+// Solved rows that share keys take two passes, whatever else is in the batch: by the group, or by queries that all
+// sequences have.
+TEST(Sm90Plan, TwoPassesForSolvedRowsThatShareKeys) {
+  core::Problem p = over_cache(32, 8, 1, 4096, 128);
+  const size_t one_pass = plan(p, kH200).workspace_bytes;
+  EXPECT_LE(one_pass, size_t{65} << 20);
+  p.seqlen_q = 4, p.total_q = 4 * 32;
+  EXPECT_EQ(decode::form_of(p), decode::Form::moments);
+  EXPECT_NE(noted(p, "decode").find("up to 2 rows of a key head"), std::string::npos) << noted(p, "decode");
+  EXPECT_NE(noted(p, "decode").find("8 from a second"), std::string::npos) << noted(p, "decode");
+  EXPECT_EQ(decode::most_bundles(p, decode::Form::moments), 32 * 8 * 2) << "two rows a bundle";
+  EXPECT_EQ(decode::most_bundles(p, decode::Form::bundles), 32 * 8) << "eight in the second pass";
+  // x of every row lies behind the sums of either pass, wherever they end.
+  const decode::Workspace at = decode::workspace(p, 132);
+  EXPECT_EQ(at.size - at.x, 32 * 8 * 4 * 128 * 4);
+  EXPECT_EQ(at.x % 256, 0);
+  EXPECT_LE(at.x, int64_t{65} << 20);
+  EXPECT_EQ(static_cast<size_t>(at.size), plan(p, kH200).workspace_bytes);
+  p.packed = true;  // how many queries each sequence has is the device's to know
+  EXPECT_EQ(decode::form_of(p), decode::Form::solved);
+  p.heads_kv = 2;
+  for (const int64_t queries : {1, 4, 512}) {
+    p.seqlen_q = queries;
+    EXPECT_EQ(decode::form_of(p), decode::Form::moments) << queries;
+  }
+  p.dtype = DType::f16;
+  EXPECT_EQ(decode::form_of(p), decode::Form::solved) << "the range of f16";
+  // At head dimension 64 four rows make the first pass together: two are quicker one by one.
+  for (const int64_t rows : {1, 2, 3, 4, 8}) {
+    EXPECT_EQ(decode::form_of(over_cache(32, 8, rows, 4096, 64)), rows > 2 ? decode::Form::moments : decode::Form::solved);
+  }
 }
 
 std::string noted(const core::Problem& p, const char* key) {
@@ -223,7 +257,12 @@ TEST(Sm90Plan, WhereDecodeAndForwardCross) {
   EXPECT_FALSE(has_forward_part(grouped)) << "four queries of eight heads";
   core::Problem given = over_cache(1, 8, 33, 65536, 128);
   given.ridge = core::RidgeShape::none;
-  EXPECT_EQ(most_rows(given), 32);
+  EXPECT_EQ(most_rows(given), kGivenXCrossing.most);
+  given.batch = 4;
+  EXPECT_LT(most_rows(given), kGivenXCrossing.most);
+  EXPECT_GT(most_rows(given), kGivenXCrossing.fewest);
+  given.batch = 32;
+  EXPECT_EQ(most_rows(given), kGivenXCrossing.fewest);
 }
 
 TEST(Sm90Plan, BatchInvariantWhereItHolds) {

@@ -10,24 +10,20 @@ namespace lla::cuda::sm90::decode {
 
 template <class C>
 struct BundleShared {
+  static constexpr int kPublished = C::kDim == 128 ? 2 : 4;  // rows at a time: two blocks share the memory
   static constexpr int kDim = C::kDim;
-  alignas(1024) unsigned char raw[kGivenXWarps][C::kRawSlots][2][C::kRawBytes];
+  alignas(1024) unsigned char raw[C::kWarps][C::kRawSlots][2][C::kRawBytes];
   union {
     float2 query_x[kBundleRows][C::kDim];
-    float sums[kGivenXWarps][kQuadRows][2 * C::kDim];
+    float sums[C::kWarps][kPublished][2 * C::kDim];
   };
-  GivenXHead heads[kGivenXWarps][kQuadRows];
+  GivenXHead heads[C::kWarps][kPublished];
   Unit unit[2];  // at work, and the next; local is -1 behind the last
   Walk walk;
-  Barrier loaded[kGivenXWarps][C::kRawSlots];
-};
+  Barrier loaded[C::kWarps][C::kRawSlots];
 
-__device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(address)
-               : "memory");
-}
+  __device__ __forceinline__ RawTile tile(int warp, int slot) { return {raw[warp][slot][0], raw[warp][slot][1]}; }
+};
 
 // What a warp asks for: tile after tile of its own, from one unit on into the next, so that memory is never idle.
 template <class C>
@@ -38,7 +34,7 @@ struct Feed {
   bool invalid = false, invalid_ahead = false;
 
   __device__ __forceinline__ static int first_of(const Unit& u, int n) {
-    return u.start + (n * kGivenXWarps + static_cast<int>(threadIdx.x / 32)) * kWarpKeys;
+    return u.start + (n * C::kWarps + static_cast<int>(threadIdx.x / 32)) * kWarpKeys;
   }
   __device__ __forceinline__ bool ask(const Params& p, const Unit& now, const Unit& next) {
     if (!ahead) {
@@ -63,29 +59,6 @@ struct Feed {
   }
 };
 
-// Values of the tile that are not finite, as bits of their keys; they are cleared, for nought times them would not be
-// nought in rows that do not see the key.
-template <class C>
-__device__ __forceinline__ uint32_t clear_poisoned(unsigned char* values) {
-  const int lane = threadIdx.x % 32, key = lane % 16;
-  constexpr uint32_t kExponent = C::kBf16 ? 0x7f80 : 0x7c00;
-  const auto wrong = [](uint32_t x) { return (x & kExponent) == kExponent || (x >> 16 & kExponent) == kExponent; };
-  bool poisoned = false;
-  for (int chunk = lane / 16; chunk < C::kChunks; chunk += 2) {
-    const uint4 v = *reinterpret_cast<const uint4*>(values + raw_offset(key, chunk));
-    poisoned |= wrong(v.x) || wrong(v.y) || wrong(v.z) || wrong(v.w);
-  }
-  uint32_t all = __ballot_sync(0xffffffffu, poisoned);
-  all = (all | all >> 16) & 0xffff;
-  if (all == 0) return 0;
-  for (int chunk = lane / 16; chunk < C::kChunks; chunk += 2) {
-    if (all >> key & 1) *reinterpret_cast<uint4*>(values + raw_offset(key, chunk)) = make_uint4(0, 0, 0, 0);
-  }
-  fence_async_proxy();  // the copy engine writes here next
-  __syncwarp();
-  return all;
-}
-
 // One unit's share of a warp, for up to 4 kQuads rows.
 template <class C, int kQuads>
 struct BundlePass {
@@ -93,6 +66,7 @@ struct BundlePass {
   const Params& p;
   RowQuad<C> quad[kQuads];
   Keys common;  // keys that all rows see
+  static constexpr int kPublished = BundleShared<C>::kPublished;
 
   __device__ __forceinline__ BundlePass(BundleShared<C>& shared, const Params& params, const Unit& u)
       : s(shared), p(params) {
@@ -156,35 +130,37 @@ struct BundlePass {
     }
   }
 
-  // All warps' sums of four rows into the part's partial. Between blocks of four all threads meet.
-  __device__ __forceinline__ void publish(const RowQuad<C>& from, float* partial, int rows, bool wrong) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  // All warps' sums of some rows, from the first-th of four on, into the part's partial. Between them all threads meet.
+  __device__ __forceinline__ void publish(const RowQuad<C>& from, float* partial, int first, int rows, bool wrong) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, mine = RowQuad<C>::row() - first;
     const bool low = RowQuad<C>::low();
-    const float unscaled = low ? 1 : 1 / from.e_scale;
-    float* const to = &s.sums[warp][RowQuad<C>::row()][low ? 0 : C::kDim];
+    const float total = keys_sum(from.total);
+    if (mine >= 0 && mine < kPublished) {
+      const float unscaled = low ? 1 : 1 / from.e_scale;
+      float* const to = &s.sums[warp][mine][low ? 0 : C::kDim];
 #pragma unroll
-    for (int i = 0; i < C::kChunks; ++i) {
-      *reinterpret_cast<float2*>(to + 8 * i + lane % 4 * 2) = {(from.sums[i][0] + from.sums[i][2]) * unscaled,
-                                                               (from.sums[i][1] + from.sums[i][3]) * unscaled};
-    }
-    const float total = keys_sum(from.total) * unscaled;
-    GivenXHead& head = s.heads[warp][RowQuad<C>::row()];
-    if (lane % 4 == 0) {
-      if (low) {
-        head.max = from.max - RowQuad<C>::kLift, head.centre = from.centre, head.omega = total;
-      } else {
-        head.omega_e = total;
+      for (int i = 0; i < C::kChunks; ++i) {
+        *reinterpret_cast<float2*>(to + 8 * i + lane % 4 * 2) = {(from.sums[i][0] + from.sums[i][2]) * unscaled,
+                                                                 (from.sums[i][1] + from.sums[i][3]) * unscaled};
+      }
+      GivenXHead& head = s.heads[warp][mine];
+      if (lane % 4 == 0) {
+        if (low) {
+          head.max = from.max - RowQuad<C>::kLift, head.centre = from.centre, head.omega = total;
+        } else {
+          head.omega_e = total * unscaled;
+        }
       }
     }
     __syncthreads();
-    for (int at = threadIdx.x; at < rows * 2 * C::kDim; at += kGivenXThreads) {
+    for (int at = threadIdx.x; at < rows * 2 * C::kDim; at += C::kThreads) {
       const int row = at / (2 * C::kDim), d = at % (2 * C::kDim);
       float top = -INFINITY, reference = 0;
-      for (int w = 0; w < kGivenXWarps; ++w) {
+      for (int w = 0; w < C::kWarps; ++w) {
         if (s.heads[w][row].max > top) top = s.heads[w][row].max, reference = s.heads[w][row].centre;
       }
       float sum = 0, omega = 0, omega_e = 0;
-      for (int w = 0; w < kGivenXWarps; ++w) {
+      for (int w = 0; w < C::kWarps; ++w) {
         const GivenXHead& part = s.heads[w][row];
         if (part.omega == 0) continue;  // no key
         const float factor = exp2_fast(part.max - top), by = part.centre - reference;
@@ -194,7 +170,7 @@ struct BundlePass {
         omega = fmaf(factor, part.omega, omega);
         omega_e = fmaf(factor, fmaf(by, part.omega, part.omega_e), omega_e);
       }
-      float* const out = partial + row * given_x_row_floats(C::kDim);
+      float* const out = partial + (first + row) * given_x_row_floats(C::kDim);
       out[kGivenXHead + d] = sum;
       if (d == 0) *reinterpret_cast<GivenXHead*>(out) = {top, omega, omega_e, reference, wrong};
     }
@@ -202,14 +178,18 @@ struct BundlePass {
   }
 
   __device__ __forceinline__ void run(Feed<C>& feed, const Unit& u, const Unit& next) {
-    if (u.first) feed.invalid |= others_miss_a_page(p.cache, u, threadIdx.x, kGivenXThreads);
+    if (u.first) feed.invalid |= others_miss_a_page(p.cache, u, threadIdx.x, C::kThreads);
     stream(feed, u, next);
     const bool wrong = __syncthreads_or(feed.invalid) || u.invalid;
     float* const partial = p.partials + int64_t{u.partial} * kBundleRows * given_x_row_floats(C::kDim);
 #pragma unroll
     for (int n = 0; n < kQuads; ++n) {
-      publish(quad[n], partial + n * kQuadRows * given_x_row_floats(C::kDim), min(kQuadRows, u.rows - n * kQuadRows),
-              wrong);
+      float* const to = partial + n * kQuadRows * given_x_row_floats(C::kDim);
+#pragma unroll
+      for (int first = 0; first < kQuadRows; first += kPublished) {
+        const int rows = min(kPublished, u.rows - n * kQuadRows - first);
+        if (rows > 0) publish(quad[n], to, first, rows, wrong);
+      }
     }
   }
 };
@@ -218,25 +198,27 @@ struct BundlePass {
 template <class C>
 __device__ __forceinline__ void stage_rows(BundleShared<C>& s, const Params& p, const Unit& u) {
   const int rows = u.rows <= kQuadRows ? kQuadRows : kBundleRows;
-  for (int at = threadIdx.x; at < rows * C::kDim; at += kGivenXThreads) {
+  for (int at = threadIdx.x; at < rows * C::kDim; at += C::kThreads) {
     const int row = at / C::kDim, d = at % C::kDim;
     float2 qx{0, 0};
     if (row < u.rows && d < p.dim) {
       const UnitRow from = row_of(p, u, row);
       const int64_t at_q = row_offset(p.q, u.batch, from.position, from.head) + d * p.q.stride[3];
       const int64_t at_x = row_offset(p.x, u.batch, from.position, from.head) + d * p.x.stride[3];
-      qx = {load_as<float>(p.q.data, p.q.dtype, at_q), load_as<float>(p.x.data, p.x.dtype, at_x)};
+      const float x =
+          p.solved_x ? p.solved_x[int64_t{u.number + row} * C::kDim + d] : load_as<float>(p.x.data, p.x.dtype, at_x);
+      qx = {load_as<float>(p.q.data, p.q.dtype, at_q), x};
     }
     s.query_x[row][d] = qx;
   }
 }
 
 template <class C>
-__global__ void __launch_bounds__(kGivenXThreads, 1) bundle_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(C::kThreads, kBundleResident) bundle_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   BundleShared<C>& s = *reinterpret_cast<BundleShared<C>*>(memory);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kGivenXWarps * C::kRawSlots; ++i) s.loaded[0][i].init(1);
+    for (int i = 0; i < C::kWarps * C::kRawSlots; ++i) s.loaded[0][i].init(1);
     barrier_init_fence();
   }
   __syncthreads();

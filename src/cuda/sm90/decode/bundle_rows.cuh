@@ -10,23 +10,13 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "cuda/sm90/decode/convert.cuh"
+#include "cuda/sm90/decode/load.cuh"
 #include "cuda/tensor/scale.hpp"
 
 namespace lla::cuda::sm90::decode {
 
 inline constexpr int kQuadRows = 4;
 inline constexpr float kWeightSlack = 8;  // bits a logit may exceed the maximum by before the sums follow
-
-template <bool kBf16>
-__device__ __forceinline__ uint32_t narrow_pair(float a, float b) {
-  if constexpr (kBf16) {
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-    return *reinterpret_cast<const uint32_t*>(&pair);
-  } else {
-    return to_half_pair(a, b);
-  }
-}
 
 // C += A B: 16 x 16 times 16 x 8.
 template <bool kBf16>

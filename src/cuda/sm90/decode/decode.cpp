@@ -45,13 +45,20 @@ Params params_of(const core::ForwardCall& call) {
 
 Status forward(const core::ForwardCall& call, const core::Plan& plan) {
   const Problem& p = call.problem;
-  Launch launch{
-      form_of(p),   params_of(call),      most_bundles(p),   kernel_dim(p),  p.dtype == DType::bf16,
-      plan.workers, rows_sharing_keys(p), pieces_of_rows(p), call.workspace, static_cast<cudaStream_t>(call.stream)};
-  launch.p.bundle = bundle_of(launch.form);
-  launch.p.multiprocessors = plan.workers;
-  LLA_RETURN_IF_ERROR(describe_cache(launch.p));
-  return decode::launch(launch);
+  Params params = params_of(call);
+  params.multiprocessors = plan.workers;
+  const auto run = [&](Form form) -> Status {
+    LLA_RETURN_IF_ERROR(describe_cache(params, box_keys(form, kernel_dim(p))));
+    params.bundle = bundle_of(form, kernel_dim(p));
+    return decode::launch({form, params, most_bundles(p, form), kernel_dim(p), p.dtype == DType::bf16, plan.workers,
+                           rows_sharing_keys(p), pieces_of_rows(p), call.workspace,
+                           static_cast<cudaStream_t>(call.stream)});
+  };
+  const Form form = form_of(p);
+  if (form != Form::moments) return run(form);
+  params.solved_x = reinterpret_cast<float*>(static_cast<std::byte*>(call.workspace) + workspace(p, plan.workers).x);
+  LLA_RETURN_IF_ERROR(run(form));
+  return run(Form::bundles);
 }
 
 }  // namespace lla::cuda::sm90::decode

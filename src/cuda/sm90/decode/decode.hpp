@@ -15,8 +15,13 @@ inline constexpr int64_t kLargestLength = std::numeric_limits<int32_t>::max() - 
 int kernel_dim(const core::Problem& problem);
 int64_t rows_sharing_keys(const core::Problem& problem);  // of a sequence, at most
 Form form_of(const core::Problem& problem);
-int64_t most_bundles(
-    const core::Problem& problem);  // of rows that make one pass, at most; rows where each makes its own
+// Of rows that make one pass, at most; rows where each makes its own.
+int64_t most_bundles(const core::Problem& problem, Form form);
+struct Workspace {
+  int64_t x;  // where x lies that two passes share
+  int64_t size;
+};
+Workspace workspace(const core::Problem& problem, int multiprocessors);
 int64_t pieces_of_rows(const core::Problem& problem);  // at most, under batch_invariant; else 0
 std::string refuse(const core::Problem& problem, const core::Machine& machine);
 core::Plan plan(const core::Problem& problem, const core::Machine& machine);

@@ -3,20 +3,22 @@
 #pragma once
 
 #include "cuda/common/convert.cuh"
-#include "cuda/sm90/decode/convert.cuh"
 #include "cuda/sm90/decode/given_x_config.cuh"
 #include "cuda/sm90/decode/given_x_merge.cuh"
+#include "cuda/sm90/decode/load.cuh"
 
 namespace lla::cuda::sm90::decode {
 
 template <class C>
 struct GivenXShared {
   static constexpr int kDim = C::kDim;
-  alignas(1024) unsigned char raw[kGivenXWarps][C::kRawSlots][2][C::kRawBytes];
+  alignas(1024) unsigned char raw[C::kWarps][C::kRawSlots][2][C::kRawBytes];
   float2 query_x[C::kDim];
-  float sums[kGivenXWarps][2 * C::kDim];
-  GivenXHead heads[kGivenXWarps];
-  Barrier loaded[kGivenXWarps][C::kRawSlots];
+  float sums[C::kWarps][2 * C::kDim];
+  GivenXHead heads[C::kWarps];
+  Barrier loaded[C::kWarps][C::kRawSlots];
+
+  __device__ __forceinline__ RawTile tile(int warp, int slot) { return {raw[warp][slot][0], raw[warp][slot][1]}; }
 };
 
 template <class C>
@@ -36,7 +38,7 @@ struct GivenXWarp {
 #pragma unroll
     for (int i = 0; i < C::kChunks; ++i) plain[i] = with_e[i] = 0;
   }
-  __device__ __forceinline__ int first_of(int n) const { return u.start + (n * kGivenXWarps + warp) * kWarpKeys; }
+  __device__ __forceinline__ int first_of(int n) const { return u.start + (n * C::kWarps + warp) * kWarpKeys; }
   __device__ __forceinline__ void ask(int n) {
     if (first_of(n) < u.keys.end) ring.ask(p, u, first_of(n), u.keys, invalid);
   }
@@ -110,7 +112,7 @@ struct GivenXWarp {
   }
 
   __device__ __forceinline__ void stream() {
-    if (u.first) invalid |= others_miss_a_page(p.cache, u, threadIdx.x, kGivenXThreads);
+    if (u.first) invalid |= others_miss_a_page(p.cache, u, threadIdx.x, C::kThreads);
 #pragma unroll 1
     for (int n = 0; n < C::kRawSlots; ++n) ask(n);
 #pragma unroll 1
@@ -133,12 +135,12 @@ struct GivenXWarp {
     if (lane == 0) s.heads[warp] = {max, omega, omega_e, centre, 0};
     const bool wrong = __syncthreads_or(invalid) || u.invalid;
     float top = -INFINITY, all = 0, all_e = 0, reference = 0;
-    for (int w = 0; w < kGivenXWarps; ++w) {
+    for (int w = 0; w < C::kWarps; ++w) {
       if (s.heads[w].max > top) top = s.heads[w].max, reference = s.heads[w].centre;
     }
-    for (int d = threadIdx.x; d < 2 * C::kDim; d += kGivenXThreads) {
+    for (int d = threadIdx.x; d < 2 * C::kDim; d += C::kThreads) {
       float sum = 0;
-      for (int w = 0; w < kGivenXWarps; ++w) {
+      for (int w = 0; w < C::kWarps; ++w) {
         if (s.heads[w].omega == 0) continue;  // no key
         float x = s.sums[w][d];
         if (d >= C::kDim) x = fmaf(s.heads[w].centre - reference, s.sums[w][d - C::kDim], x);
@@ -147,7 +149,7 @@ struct GivenXWarp {
       partial[kGivenXHead + d] = sum;
     }
     if (threadIdx.x == 0) {
-      for (int w = 0; w < kGivenXWarps; ++w) {
+      for (int w = 0; w < C::kWarps; ++w) {
         if (s.heads[w].omega == 0) continue;  // no key
         const float factor = exp2_fast(s.heads[w].max - top);
         all = fmaf(factor, s.heads[w].omega, all);
@@ -160,11 +162,11 @@ struct GivenXWarp {
 };
 
 template <class C>
-__global__ void __launch_bounds__(kGivenXThreads, 1) given_x_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(C::kThreads, 1) given_x_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   GivenXShared<C>& s = *reinterpret_cast<GivenXShared<C>*>(memory);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kGivenXWarps * C::kRawSlots; ++i) s.loaded[0][i].init(1);
+    for (int i = 0; i < C::kWarps * C::kRawSlots; ++i) s.loaded[0][i].init(1);
     barrier_init_fence();
   }
   __syncthreads();

@@ -54,7 +54,12 @@ __global__ void __launch_bounds__(kDim) given_x_merge_kernel(const __grid_consta
     store_as(p.o.data, p.o.dtype, row_offset(p.o, record.batch, record.position, record.head) + j * p.o.stride[3], o);
   }
   const bool bad = __syncthreads_or(!(fabsf(o) <= 3e38f) && j < p.value_dim);
-  if (j == 0) report_row(p, record, invalid ? LLA_ROW_INVALID : bad ? LLA_ROW_NAN : LLA_ROW_OK);
+  if (j != 0) return;
+  if (invalid || bad) {
+    report_row(p, record, invalid ? LLA_ROW_INVALID : LLA_ROW_NAN);
+  } else if (!p.solved_x) {  // otherwise the solve has said it
+    report_row(p, record, LLA_ROW_OK);
+  }
 }
 
 }  // namespace lla::cuda::sm90::decode

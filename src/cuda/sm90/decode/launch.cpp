@@ -18,26 +18,31 @@ bool in_vectors(const core::Operand& t) {
 
 }  // namespace
 
-Status describe_cache(Params& p) {
+Status describe_cache(Params& p, int most_keys) {
   Cache& cache = p.cache;
   const int64_t slots = cache.table ? cache.page_size : std::max(p.max_length, 1);
   const int64_t heads = p.heads_q / p.group;
-  cache.box = cache.table ? std::gcd(static_cast<int>(cache.page_size), 16) : 16;
+  cache.box = cache.table ? std::gcd(static_cast<int>(cache.page_size), kAlign) : most_keys;
   cache.vectors = cache.pages > 0 && in_vectors(cache.k) && in_vectors(cache.v);
   if (!cache.vectors) return {};
   LLA_RETURN_IF_ERROR(make_cache_map(p.key_map, cache.k, {cache.pages, slots, heads, p.dim}, cache.box));
   return make_cache_map(p.value_map, cache.v, {cache.pages, slots, heads, p.value_dim}, cache.box);
 }
 
+template <int kDim>
+static Status launch_in(const Launch& call) {
+  switch (call.form) {
+    case Form::solved: return call.bf16 ? launch_solved<kDim, true>(call) : launch_solved<kDim, false>(call);
+    case Form::moments: return launch_moments<kDim>(call);
+    case Form::given_x:
+    case Form::bundles: return call.bf16 ? launch_given_x<kDim, true>(call) : launch_given_x<kDim, false>(call);
+  }
+  return {};
+}
+
 Status launch(const Launch& call) {
   if (call.rows == 0) return {};
-  const bool solved = call.form == Form::solved;
-  if (call.dim == 64) {
-    if (!solved) return call.bf16 ? launch_given_x<64, true>(call) : launch_given_x<64, false>(call);
-    return call.bf16 ? launch_solved<64, true>(call) : launch_solved<64, false>(call);
-  }
-  if (!solved) return call.bf16 ? launch_given_x<128, true>(call) : launch_given_x<128, false>(call);
-  return call.bf16 ? launch_solved<128, true>(call) : launch_solved<128, false>(call);
+  return call.dim == 64 ? launch_in<64>(call) : launch_in<128>(call);
 }
 
 }  // namespace lla::cuda::sm90::decode

@@ -17,7 +17,7 @@ template <class Part>
 Status for_each_share(const Launch& call, const Layout& at, const Part& part) {
   std::byte* const base = static_cast<std::byte*>(call.workspace);
   Params p = call.p;
-  p.wave = call.multiprocessors;
+  p.wave = wave_of(call.form, call.multiprocessors);
   p.invariant = call.pieces > 0;
   p.partials = reinterpret_cast<float*>(base);
   p.records = reinterpret_cast<RowRecord*>(base + at.records);

@@ -23,8 +23,13 @@ struct Launch {
 };
 
 // How the kernels are to read the cache: box, vectors and maps of p, from its other fields. `pages` counts sequences
-// where there is no table.
-Status describe_cache(Params& p);
+// where there is no table. `most_keys`: of a box.
+Status describe_cache(Params& p, int most_keys);
+// Keys of a box of which a stage of the streaming kernel is one, or a tile of the first of two passes (or of the kernels
+// with x given).
+constexpr int box_keys(Form form, int dim) {
+  return form == Form::solved ? 4096 / dim : form == Form::moments ? kMomentsKeys : kAlign;
+}
 
 Status launch(const Launch& call);
 
@@ -32,5 +37,7 @@ template <int kDim, bool kBf16>
 Status launch_solved(const Launch& call);
 template <int kDim, bool kBf16>
 Status launch_given_x(const Launch& call);
+template <int kDim>
+Status launch_moments(const Launch& call);  // of bf16
 
 }  // namespace lla::cuda::sm90::decode

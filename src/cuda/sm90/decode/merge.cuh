@@ -3,8 +3,8 @@
 #pragma once
 
 #include "cuda/common/convert.cuh"
-#include "cuda/sm90/decode/convert.cuh"
 #include "cuda/sm90/decode/eliminate.hpp"
+#include "cuda/sm90/decode/load.cuh"
 
 namespace lla::cuda::sm90::decode {
 
@@ -22,19 +22,11 @@ struct SolveShared {
   float pieces[kPiecesAtOnce][kDim];
   float mean_key[kDim], stream_mean[kDim], from_mean[kDim], x[kDim];
   float mean_value[kDim], value_sum[kDim];
-  float ridge[kDim];  // in the matrix's units
   float output[kDim / 16][kOutputSums][16];
   float stream_x, from_mean_x;
   int32_t bad;
   unsigned largest_output;  // |o|, as bits
 };
-
-template <class Op>
-__device__ __forceinline__ float warp_reduce(float x, Op op) {
-#pragma unroll
-  for (int by = 16; by > 0; by /= 2) x = op(x, __shfl_xor_sync(0xffffffffu, x, by));
-  return x;
-}
 
 __device__ __forceinline__ void scale(float4& x, float f) { x.x *= f, x.y *= f, x.z *= f, x.w *= f; }
 __device__ __forceinline__ void add_scaled(float4& x, float f, const float4& y) {
@@ -45,8 +37,12 @@ __device__ __forceinline__ void add_scaled(float4& x, float f, const float4& y) 
 // eight columns (a quad) two. Of a cluster each block takes a strip and its warps the quads in turn; but the first
 // block, which solves meanwhile, leaves its strip of the values' products to the second. A block alone has its warps
 // take strips of the values' products; of the keys' it takes 64 rows with four warps, quad by quad.
-template <int kDim, int kCluster>
+//
+// kBundle: rows whose partials lie together; where there are several, a first pass has made them, without values.
+template <int kDim, int kCluster, int kBundle = 1>
 struct RowParts {
+  static constexpr bool kValues = kBundle == 1;
+  static constexpr int kSums = (kValues ? 2 : 1) * kDim;  // columns of keys, and of values
   static constexpr bool kAlone = kCluster == 1;
   static constexpr int kWarps = kSolveThreads / 32;
   static constexpr int kStrips = kDim / 16 / kCluster;             // of a block
@@ -71,18 +67,19 @@ struct RowParts {
   float key_scale, value_scale;
   float first_sum = 0, first_heavy = 0;  // see ask_for_means
 
-  __device__ RowParts(SolveShared<kDim>& shared, const Params& params, const RowRecord& of, int row, int rank_)
+  __device__ RowParts(SolveShared<kDim>& shared, const Params& params, const RowRecord& of, int row, int rank_,
+                      int of_bundle = 0)
       : s(shared),
         p(params),
         record(of),
         parts(of.last - of.first + 1),
-        partials(params.partials + int64_t{row + of.first} * partial_floats(kDim)),
+        partials(params.partials + (int64_t{row + of.first} * kBundle + of_bundle) * partial_floats(kDim, kValues)),
         rank(rank_),
         strip(rank_ + (threadIdx.x / 32 / kSplit) * kCluster),
         sub(threadIdx.x / 32 % kSplit) {}
 
   __device__ __forceinline__ const float* partial(int part) const {
-    return partials + int64_t{part} * partial_floats(kDim);
+    return partials + int64_t{part} * kBundle * partial_floats(kDim, kValues);
   }
   // 0: reference key, 1: heaviest key, 2: its value.
   __device__ __forceinline__ const float* vector(int part, int which) const {
@@ -133,7 +130,7 @@ struct RowParts {
 
   // Asks for what means needs of the first part.
   __device__ __forceinline__ void ask_for_means() {
-    if (thread >= 2 * kDim) return;
+    if (thread >= kSums) return;
     first_sum = partial(0)[sum_place()];
     first_heavy = vector(0, thread >= kDim ? 2 : 1)[thread % kDim];
   }
@@ -144,13 +141,13 @@ struct RowParts {
   // This thread's column: of the keys, then of the values.
   __device__ __forceinline__ ProductTile sum_tile() const {
     const int d = thread % kDim;
-    return thread >= kDim ? value_tile(kDim, d / 64) : key_tile(kDim, d / 64);
+    return thread >= kDim ? value_tile(kDim, d / 64) : key_tile(kDim, d / 64, kValues);
   }
   __device__ __forceinline__ int sum_place() const { return sum_offset(sum_tile(), thread % kDim); }
   __device__ void means() {
     static_assert(kSolveThreads >= 2 * kDim);
     const float inverse = 1 / total;
-    if (thread < 2 * kDim) {
+    if (thread < kSums) {
       const bool value = thread >= kDim;
       const int d = thread % kDim;
       const int at = sum_place(), group = sum_tile().warpgroup;
@@ -206,7 +203,7 @@ struct RowParts {
 #pragma unroll
     for (int e = 0; e < kKeyTiles; ++e) {
       const Tile tile = key_tile_at(e);
-      v[e] = element(part, key_tile(kDim, tile.strip / 4), tile);
+      v[e] = element(part, key_tile(kDim, tile.strip / 4, kValues), tile);
     }
   }
   __device__ __forceinline__ Tile value_tile_at(int n) const {

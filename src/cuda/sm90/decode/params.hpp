@@ -35,6 +35,7 @@ struct Params : Shape {
   bool decide_by_live_rows;
   float half_scale;  // scale log2(e) / 2: logits in units of sqrt(w)
   // workspace
+  float* solved_x;  // of every decoded row, where a first pass has solved for it; otherwise x
   float* partials;
   RowRecord* records;
   int32_t* live_rows;

@@ -15,6 +15,7 @@ struct RowRecord {
   int32_t invalid;   // the sequence is not usable: NaN
   // Of a bundle: how many rows, the queries of the sequence, and the first one's number among those of its key head.
   int32_t rows, length_q, row_of_head;
+  int32_t number;  // of the (first) row among all decoded ones
 };
 
 // A partial, in floats: head, vectors (reference key, heaviest key and value), then the products in the order the
@@ -27,6 +28,7 @@ struct PartialHead {
   float heaviest_omega;  // 0: no key
   float key_scale, value_scale;
   int32_t invalid;
+  int32_t again[3];  // too large for its scales: sums of each consumer warpgroup, the heaviest key
 };
 inline constexpr int kPartialHead = 16;
 
@@ -41,15 +43,20 @@ struct ProductTile {
 constexpr ProductTile value_tile(int dim, int b) {
   return dim == 64 ? ProductTile{0, 0, 8, 0} : ProductTile{b, 0, 16, b == 0 ? 0 : 64 * (136 + 72)};
 }
-// Keys' rows; the second block leaves out what the first has by symmetry.
-constexpr ProductTile key_tile(int dim, int b) {
+// Keys' rows; the second block leaves out what the first has by symmetry. Without products of values they come first.
+constexpr ProductTile key_tile(int dim, int b, bool values = true) {
+  if (!values)
+    return dim == 64 ? ProductTile{0, 0, 8, 0} : b == 0 ? ProductTile{1, 0, 16, 0} : ProductTile{0, 64, 8, 64 * 136};
   return dim == 64 ? ProductTile{0, 0, 8, 64 * 72}
          : b == 0  ? ProductTile{1, 0, 16, 64 * (136 + 72 + 136)}
                    : ProductTile{0, 64, 8, 64 * 136};
 }
 constexpr int partial_matrix(int dim) { return kPartialHead + 3 * dim; }
-constexpr int matrix_floats(int dim) { return dim == 128 ? 64 * (3 * 136 + 72) : 64 * 2 * 72; }
-constexpr int partial_floats(int dim) { return partial_matrix(dim) + matrix_floats(dim); }
+constexpr int matrix_floats(int dim, bool values = true) {
+  if (!values) return dim == 128 ? 64 * (136 + 72) : 64 * 72;
+  return dim == 128 ? 64 * (3 * 136 + 72) : 64 * 2 * 72;
+}
+constexpr int partial_floats(int dim, bool values = true) { return partial_matrix(dim) + matrix_floats(dim, values); }
 
 // With x given a partial has no matrix: head, Σ w v and Σ w e v. Rows of a key head that make one pass together, a
 // bundle, have theirs side by side.
@@ -57,11 +64,20 @@ inline constexpr int kBundleRows = 8;
 inline constexpr int kGivenXHead = 8;
 constexpr int given_x_row_floats(int dim) { return kGivenXHead + 2 * dim; }
 
-// What a launch is: rows that are solved, or that have their x, each on its own or in bundles.
-enum class Form { solved, given_x, bundles };
-constexpr int bundle_of(Form form) { return form == Form::bundles ? kBundleRows : 1; }
+// Rows of a key head whose products of keys are formed in one pass: as many as there are registers for.
+constexpr int moments_bundle(int dim) { return dim == 128 ? 2 : 4; }
+inline constexpr int kMomentsKeys = 64;  // of a tile of that pass
+
+// What a launch is: rows that are solved in one pass; rows that have their x, each on its own or in bundles; the first
+// of two passes, which solves for the x of rows that share keys.
+enum class Form { solved, given_x, bundles, moments };
+constexpr int bundle_of(Form form, int dim) {
+  return form == Form::bundles ? kBundleRows : form == Form::moments ? moments_bundle(dim) : 1;
+}
+constexpr bool leaves_matrices(Form form) { return form == Form::solved || form == Form::moments; }
 constexpr int64_t partial_bytes(Form form, int dim) {
-  return int64_t{4} * (form == Form::solved ? partial_floats(dim) : bundle_of(form) * given_x_row_floats(dim));
+  const int floats = leaves_matrices(form) ? partial_floats(dim, form == Form::solved) : given_x_row_floats(dim);
+  return int64_t{4} * bundle_of(form, dim) * floats;
 }
 
 // Where things lie in the workspace. Independent of the cache's capacity: a partial for every row of a launch and every
@@ -70,6 +86,14 @@ constexpr int64_t partial_bytes(Form form, int dim) {
 // A launch that may have rows that share keys has a block for every row, wave after wave (blocks_for in schedule.hpp
 // says how many of them work).
 inline constexpr int kMostBlocks = 512;  // of a launch that solves: a row may have a part in each
+
+// Blocks of a launch that run at a time. Of a bundle's kernel two share a multiprocessor: one begins or ends a unit
+// while the other streams.
+inline constexpr int kBundleResident = 2;
+constexpr int wave_of(Form form, int multiprocessors) {
+  return form == Form::bundles ? kBundleResident * multiprocessors : multiprocessors;
+}
+
 struct Layout {
   int32_t rows_at_once = 0;
   int32_t blocks = 0;                            // of a launch
@@ -79,12 +103,12 @@ struct Layout {
   // `pieces`: of a row, at most, where rows are cut by their own lengths; else 0.
   Layout(int64_t rows, int dim, Form form, int multiprocessors, bool sharing, int64_t pieces = 0) {
     const int64_t partial = partial_bytes(form, dim), fit = kMostBytes / partial / 2;
-    const int64_t room = form == Form::solved ? std::min<int64_t>(fit, kMostBlocks) : fit;
+    const int64_t room = leaves_matrices(form) ? std::min<int64_t>(fit, kMostBlocks) : fit;
     const int64_t most = pieces > 0 ? most_cut(2 * kMostBytes / (partial * pieces), pieces, multiprocessors)
                                     : std::max<int64_t>(1, room / multiprocessors) * multiprocessors;
     rows_at_once = static_cast<int32_t>(std::max<int64_t>(1, std::min(rows, most)));
-    const int32_t waves = sharing ? (rows_at_once + multiprocessors - 1) / multiprocessors : 1;
-    blocks = waves * multiprocessors;
+    const int32_t wave = wave_of(form, multiprocessors);
+    blocks = sharing ? (rows_at_once + wave - 1) / wave * wave : wave;
     const int64_t partials = pieces > 0 ? rows_at_once * pieces : int64_t{rows_at_once} + blocks;
     records = (partial * partials + 255) / 256 * 256;
     live_rows = records + int64_t{rows_at_once} * int64_t{sizeof(RowRecord)};

@@ -12,9 +12,9 @@ namespace {
 using core::cat;
 using core::Problem;
 
-Layout layout_of(const Problem& p, int multiprocessors) {
-  const Form form = form_of(p);
-  return {most_bundles(p),  kernel_dim(p), form, multiprocessors, rows_sharing_keys(p) > bundle_of(form),
+Layout layout_of(const Problem& p, Form form, int multiprocessors) {
+  const int dim = kernel_dim(p);
+  return {most_bundles(p, form), dim, form, multiprocessors, rows_sharing_keys(p) > bundle_of(form, dim),
           pieces_of_rows(p)};
 }
 
@@ -28,19 +28,34 @@ int64_t rows_sharing_keys(const Problem& p) { return p.seqlen_q * p.group(); }
 // With x given, rows of a key head make one pass together. Where every sequence has one row another kernel is a little
 // quicker (2 to 7 %, with short keys and D = 64 18 %: docs/benchmarks/h200-decode.md). Ragged queries always go in
 // bundles: their bound is that of the prompts beside them, which must not change a bit of the decoders.
+//
+// Solved rows that share keys take two passes: one for the sums that x is solved from, several rows at once, one with x
+// given. Fewer rows than fill half of the first pass are quicker one by one (D = 64). Which rows those are is a matter of
+// the group, or of queries that all sequences have equally many of: not of what else is in the batch, which would change
+// bits. f16 has no range for the first pass.
 Form form_of(const Problem& p) {
-  if (!p.given_x()) return Form::solved;
-  return p.packed || p.seqlen_q * p.group() > 1 ? Form::bundles : Form::given_x;
+  if (p.given_x()) return p.packed || p.seqlen_q * p.group() > 1 ? Form::bundles : Form::given_x;
+  const int64_t sharing = p.group() * (p.packed ? 1 : p.seqlen_q);
+  return p.dtype == DType::bf16 && sharing > moments_bundle(kernel_dim(p)) / 2 ? Form::moments : Form::solved;
 }
 
 // Rows, or bundles of them. Of sequences of which the host knows only all queries together every one may have a bundle
 // that is not full.
-int64_t most_bundles(const Problem& p) {
-  const int64_t rows = most_decoded_rows(p), bundle = bundle_of(form_of(p));
+int64_t most_bundles(const Problem& p, Form form) {
+  const int64_t rows = most_decoded_rows(p), bundle = bundle_of(form, kernel_dim(p));
   if (bundle == 1) return rows;
   const int64_t key_heads = p.heads_q / p.group(), of_a_head = rows / key_heads;
   if (!p.packed) return key_heads * p.batch * ((p.seqlen_q * p.group() + bundle - 1) / bundle);
   return key_heads * std::min(of_a_head, of_a_head / bundle + p.batch);
+}
+
+// Of two passes each has the workspace for itself, but for x.
+Workspace workspace(const Problem& p, int multiprocessors) {
+  const Form form = form_of(p);
+  const int64_t first = layout_of(p, form, multiprocessors).size;
+  if (form != Form::moments) return {0, first};
+  const int64_t x = (std::max(first, layout_of(p, Form::bundles, multiprocessors).size) + 255) / 256 * 256;
+  return {x, x + most_decoded_rows(p) * kernel_dim(p) * int64_t{sizeof(float)}};
 }
 
 int64_t pieces_of_rows(const Problem& p) {
@@ -64,19 +79,21 @@ core::Plan plan(const Problem& p, const core::Machine& m) {
   plan.block_rows = 1;
   plan.block_keys = kGranule;
   plan.workers = m.cuda.multiprocessors;
-  plan.workspace_bytes = static_cast<size_t>(layout_of(p, plan.workers).size);
+  plan.workspace_bytes = static_cast<size_t>(workspace(p, plan.workers).size);
   return plan;
 }
 
 core::Notes notes(const Problem& p, const core::Plan& plan) {
-  const int bundle = bundle_of(form_of(p));
-  const std::string rows = bundle > 1 ? cat("up to ", bundle, " rows of a key head from one pass over its keys")
-                                      : std::string("every row from one pass over its keys");
+  const Form form = form_of(p);
+  const int bundle = bundle_of(form, kernel_dim(p));
+  std::string rows = bundle > 1 ? cat("up to ", bundle, " rows of a key head from one pass over its keys")
+                                : std::string("every row from one pass over its keys");
+  if (form == Form::moments) rows += cat(", their x solved for, and ", kBundleRows, " from a second with it");
   return {{"head dimension", cat(kernel_dim(p), " in the kernel")},
           {"decode",
            cat(rows, ", ", p.batch_invariant ? "cut by its own length alone, over " : "split by the lengths over ",
                plan.workers, " blocks")},
-          {"rows at once", cat(int64_t{layout_of(p, plan.workers).rows_at_once} * bundle)}};
+          {"rows at once", cat(int64_t{layout_of(p, form, plan.workers).rows_at_once} * bundle)}};
 }
 
 }  // namespace lla::cuda::sm90::decode

@@ -142,6 +142,9 @@ constexpr RowPlace row_place(int32_t group, int32_t length_q, int32_t kv_head, i
   return {kv_head * group + r / length_q, r % length_q};
 }
 
+// Rows of a sequence that are decoded.
+constexpr int32_t decoded_rows(const Shape& p, const Sequence& s) { return s.rows > 0 ? s.length_q * p.heads_q : 0; }
+
 // Of a launch's rows [first_row, first_row + row_count), those of a sequence whose rows begin at `before`.
 struct RowShare {
   int32_t skip, count;
@@ -182,6 +185,7 @@ struct Walk {
   int32_t step;        // its first
   int32_t before;      // decoded rows of the sequences before
   int32_t claimed;     // rows_claimed of them
+  int32_t numbered;    // rows of those before, bundles counted as the rows they are
   int64_t left;        // steps; 0: nothing
   int32_t partial;     // the block, or under batch_invariant the next unit's place along the line
 };
@@ -194,6 +198,7 @@ struct Unit {
   int32_t row_of_head;  // the first one's number among those of its key head
   int32_t position;     // of the query in q
   int32_t local;        // row of this launch
+  int32_t number;       // of the (first) row among all decoded ones, whatever the launch
   int32_t partial;      // where its sums go
   Keys row, keys;       // all of the row, and those of this unit
   Keys sequence;        // what any row of the sequence sees
@@ -219,6 +224,7 @@ constexpr Unit take(const Shape& p, Walk& walk) {
   RowShare share = row_share(p, walk.before, s.rows);
   while (walk.row >= share.skip + share.count) {  // on to the next sequence with rows in this launch
     walk.before += s.rows;
+    walk.numbered += decoded_rows(p, s);
     walk.claimed = rows_claimed(p, walk.claimed, walk.batch);
     ++walk.batch;
     s = sequence_at(p, walk.batch, walk.claimed);
@@ -237,6 +243,7 @@ constexpr Unit take(const Shape& p, Walk& walk) {
   u.batch = walk.batch, u.head = place.head, u.index = place.index;
   u.position = s.start_q + place.index;
   u.local = walk.before + walk.row - p.first_row;
+  u.number = walk.numbered + u.kv_head * rows + u.row_of_head;
   u.sequence = {keys_of(p, s, 0).begin, keys_of(p, s, s.length_q - 1).end};
   const bool one_head = place.head == last.head;  // otherwise all queries may be among them
   u.row = {one_head ? keys_of(p, s, place.index).begin : u.sequence.begin,

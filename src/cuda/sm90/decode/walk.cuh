@@ -57,7 +57,7 @@ __device__ inline Walk find_start(const Params& p, int block) {
   walk.left = end - begin;
   walk.partial = p.invariant ? static_cast<int32_t>(begin) : block;
   if (walk.left == 0) return walk;
-  int64_t steps = 0;
+  int64_t steps = 0, numbered = 0;
   rows = 0, claimed = 0;
   for (int first = 0; first < p.batch; first += 32) {
     const Sequence s = sequence_of_lane(p, first, lane, claimed, mine_claimed);
@@ -68,6 +68,7 @@ __device__ inline Walk find_start(const Params& p, int block) {
     const int64_t sum = warp_prefix(length, lane);
     const int64_t offset = begin - (steps + sum - length);
     const bool mine = offset >= 0 && offset < length;
+    const int64_t rows_upto = warp_prefix(decoded_rows(p, s), lane);
     const unsigned who = __ballot_sync(0xffffffffu, mine);
     if (who != 0) {
       const int source = __ffs(who) - 1;
@@ -78,10 +79,13 @@ __device__ inline Walk find_start(const Params& p, int block) {
       walk.step = __shfl_sync(0xffffffffu, step, source);
       walk.before = __shfl_sync(0xffffffffu, before, source);
       walk.claimed = __shfl_sync(0xffffffffu, mine_claimed, source);
+      const int64_t number = numbered + rows_upto - decoded_rows(p, s);
+      walk.numbered = __shfl_sync(0xffffffffu, static_cast<int32_t>(number), source);
       return walk;
     }
     steps += __shfl_sync(0xffffffffu, sum, 31);
     rows += __shfl_sync(0xffffffffu, upto, 31);
+    numbered += __shfl_sync(0xffffffffu, rows_upto, 31);
   }
   walk.left = 0;
   return walk;
@@ -95,6 +99,7 @@ __device__ __forceinline__ void record_row(const Params& p, const Unit& u) {
     record.batch = u.batch, record.head = u.head, record.index = u.index, record.position = u.position;
     record.invalid = u.invalid;
     record.rows = u.rows, record.length_q = u.of.length_q, record.row_of_head = u.row_of_head;
+    record.number = u.number;
   }
   if (u.last) record.last = u.partial - u.local;
 }
@@ -109,6 +114,7 @@ __device__ __forceinline__ RowRecord row_of(const Params& p, const RowRecord& bu
   RowRecord row = bundle;
   row.head = place.head, row.index = place.index;
   row.position = bundle.position - bundle.index + place.index;
+  row.number += i;
   return row;
 }
 

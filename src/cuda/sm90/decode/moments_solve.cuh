@@ -1,0 +1,60 @@
+// Between two passes: the parts of a row put together and solved for x, which the second pass reads.
+#pragma once
+
+#include "cuda/sm90/decode/solve.cuh"
+
+namespace lla::cuda::sm90::decode {
+
+template <int kDim, bool kBf16, int kCluster>
+__global__ void __launch_bounds__(kSolveThreads, kCluster > 1  ? 1
+                                                 : kDim == 128 ? 2
+                                                               : 3)
+    moments_solve_kernel(const __grid_constant__ Params p) {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  SolveShared<kDim>& s = *reinterpret_cast<SolveShared<kDim>*>(memory);
+  namespace cg = cooperative_groups;
+  const auto cluster = cg::this_cluster();
+  const int rank = kCluster == 1 ? 0 : cluster.block_rank();
+  constexpr int kBundle = moments_bundle(kDim);
+  const int row = blockIdx.x / kCluster, bundle = row / kBundle, of_bundle = row % kBundle;
+  wait_for_last_kernel();
+  let_next_kernel_begin();
+  const int32_t live = *p.live_rows;
+  if (bundle >= live || of_bundle >= p.records[bundle].rows) return;
+  if (p.decide_by_live_rows && (live * kBundle <= few_rows(p.multiprocessors)) != (kCluster > 1)) return;
+  const RowRecord record = row_of(p, p.records[bundle], of_bundle);
+  using Solve = RowSolve<kDim, kCluster, kBundle>;
+  Solve solve(s, p, record, bundle, rank, of_bundle);
+  float* const to = p.solved_x + int64_t{record.number} * kDim;
+  float4 keys[Solve::kKeyTiles];
+  solve.load_keys(keys, 0);
+  solve.ask_for_means();
+  if (rank == 0) solve.ask(kBf16 ? DType::bf16 : DType::f16);
+  if (threadIdx.x == 0) s.bad = 0;
+  const bool invalid = solve.weigh();
+  if (invalid || solve.total == 0) {  // not usable, or no key
+    if (rank != 0) return;
+    if (threadIdx.x < kDim) to[threadIdx.x] = 0;
+    if (threadIdx.x == 0) solve.report(invalid ? LLA_ROW_INVALID : LLA_ROW_OK);
+    return;
+  }
+  solve.means();
+  Matrix<kDim>* first = &s.matrix;
+  if constexpr (kCluster > 1) first = cluster.map_shared_rank(first, 0);
+  solve.covariance(*first, keys);
+  if constexpr (kCluster > 1) cluster.sync();
+  if (rank != 0) return;
+  solve.prepare();
+  factor(s.matrix);
+  back_substitute(s.matrix, s.x);
+  __syncthreads();
+  const bool finite = threadIdx.x >= kDim || fabsf(s.x[threadIdx.x]) <= 3e38f;
+  const bool nan = __syncthreads_or(!finite) || s.bad;
+  if (threadIdx.x < kDim) to[threadIdx.x] = nan ? NAN : s.x[threadIdx.x];
+  if (threadIdx.x < 32) {
+    const bool broken = smallest_pivot(s.matrix) <= kLeastPivot;
+    if (threadIdx.x == 0) solve.report(nan ? LLA_ROW_NAN : broken ? LLA_ROW_BREAKDOWN : LLA_ROW_OK);
+  }
+}
+
+}  // namespace lla::cuda::sm90::decode
