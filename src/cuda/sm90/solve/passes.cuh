@@ -195,24 +195,17 @@ struct Passes {
     mma_commit();
   }
 
-  // Cached weights of the next tile, under way when this returns; and their slot given back, once they are there.
-  __device__ __forceinline__ void read_weights(Words& w) {
-    shared.weight_ring[warpgroup].wait(next_weights);
-    Cache::load(w, shared.weights(warpgroup, next_weights.stage), threadIdx.x % kWarpgroupThreads);
-  }
-  __device__ __forceinline__ void return_weights(Words& w) {
-    pin(w);
-    __syncwarp();  // one lane speaks for all that have read
-    shared.weight_ring[warpgroup].release(next_weights.take(), Cache::all(w));
-  }
-
   // The weights of a tile: read back, or made from its scores once they are there. kBehind: batches of products
   // committed after them, E for one.
   template <int kBehind>
   __device__ __forceinline__ void take_weights(Words& w, Scores& scores, int tile, TileRange clear) {
     if constexpr (Config::kCached) {
-      read_weights(w);
-      return_weights(w);
+      const WeightSlot slot = next_weights.take();
+      shared.weight_ring[warpgroup].wait(slot);
+      Cache::load(w, shared.weights(warpgroup, slot.stage), threadIdx.x % kWarpgroupThreads);
+      pin(w);
+      __syncwarp();  // one lane speaks for all that have read
+      shared.weight_ring[warpgroup].release(slot, Cache::all(w));
     } else {
       mma_wait<kBehind>();
       pin(scores);
@@ -288,11 +281,10 @@ struct Passes {
   __device__ __forceinline__ void one_part_tiles(Sums& acc, Pair<float>& sums, const DirectionWords& direction,
                                                  Parts parts, const Direction& d, int live, const Ahead& ahead,
                                                  const Meanwhile& meanwhile) {
-    // Values of a tile are the last to come. Weights that are read back need not wait for them.
-    constexpr bool kValuesLate = kOutput && Config::kCached;
-    // Reads of shared memory wait behind the warp's own products. At D = 64, where little else is left to do meanwhile,
-    // weights are read before them; at D = 128 that costs more than it saves.
-    constexpr bool kReadFirst = !kOutput && Config::kCached && kDim == 64;
+    // Reads of shared memory queue behind a warp's own products. Weights that are read back come before this tile's: in
+    // the output pass, where values are the last to come, and at D = 64, where little else is left to do meanwhile (at
+    // D = 128 the row sums are, and it would cost 2 %).
+    constexpr bool kWeightsFirst = Config::kCached && (kOutput || kDim == 64);
     const TileRange clear = uniform(tiles().clear);
     auto walk = feed.warp_walk(parity);
     Slot key = take_after(next, live > 0);
@@ -321,24 +313,19 @@ struct Passes {
         if (!kOutput || parts != Parts::none) define(e);  // anew: kept, E would be copied to where it is multiplied
         pin(u);
         feed.ring.wait(after);
-        if constexpr (kOutput && !kValuesLate) feed.ring.wait(factor);
-        if constexpr (kReadFirst) read_weights(w);
+        if constexpr (kOutput && !kWeightsFirst) feed.ring.wait(factor);
         // S and E of the next tile;  Σ U k += U K of this one (output: Σ U v += U V)
         mma_fence();
         issue_scores<kOutput>(scores, e, direction, parts, after);
-        if constexpr (kValuesLate) {
+        if constexpr (kWeightsFirst) {
           take_weights<1>(w, scores, tile + 1, clear);
-          feed.ring.wait(factor);
+          if constexpr (kOutput) feed.ring.wait(factor);
           mma_fence();
         }
         add_product(acc, u, tile_at(factor));
         mma_commit();
         add_sums(own, u);
-        if constexpr (kReadFirst) {
-          return_weights(w);
-        } else if constexpr (!kValuesLate) {
-          take_weights<2>(w, scores, tile + 1, clear);
-        }
+        if constexpr (!kWeightsFirst) take_weights<2>(w, scores, tile + 1, clear);
         ++tile;
         if (i + 2 == live) ahead();
         finish_before(factor);
