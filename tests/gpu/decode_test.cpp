@@ -278,6 +278,30 @@ TEST_P(GpuDecode, StatusesAreTrue) {
   }
 }
 
+// A kernel that scales by what a row's first keys and values show has to notice later ones that are too large for it,
+// also where only some of the rows have them. Once with a scale for each part of a row, once with parts by position.
+TEST_P(GpuDecode, ValuesThatOutgrowTheFirst) {
+  for (const int64_t dim : {64, 128}) {
+    for (const double growth : {0x1p12, 0x1p20}) {
+      for (const bool invariant : {false, true}) {
+        CacheSpec spec = decoding(dim, {{1, 3000}, {1, 129}, {1, 700}, {1, 2600}}, 16);
+        spec.options.batch_invariant = invariant;
+        if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
+        std::vector<Inputs> inputs = make_cache_inputs(spec, data::Kind::randn, 0.1, 20261116);
+        for (const size_t b : {0, 2}) {
+          for (auto e = static_cast<size_t>(400 * 2 * dim); e < inputs[b].v.size(); ++e) inputs[b].v[e] *= growth;
+        }
+        const CacheForward got = run_cache(spec, inputs, implementation()), want = cache_oracle(spec, inputs);
+        ASSERT_EQ(got.status, LLA_OK) << got.message;
+        for (size_t b = 0; b < spec.sequences.size(); ++b) {
+          EXPECT_LE(relative_error(got.o[b], want.o[b]), 2.5e-3) << "sequence " << b << ", dim " << dim;
+          for (const int status : got.row_status[b]) EXPECT_EQ(status, LLA_ROW_OK) << "sequence " << b;
+        }
+      }
+    }
+  }
+}
+
 TEST_P(GpuDecode, SameBitsAgain) {
   const CacheSpec spec = decoding(128, {{1, 5000}, {1, 700}}, 16);
   if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();

@@ -10,7 +10,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "cuda/sm90/decode/convert.cuh"
+#include "cuda/sm90/decode/load.cuh"
 #include "cuda/tensor/scale.hpp"
 
 namespace lla::cuda::sm90::decode {

@@ -1,124 +1,90 @@
-// The converting warps: from raw keys and values to K'' = fp16(r (k - c)), V'' = fp16(r v), r = fp16(2^8 sqrt(w)).
+// The converting warps: from raw keys and values to K'' = fp16(r (k - c)), V'' = fp16(r v), r = fp16(2^8 sqrt(w)), in the
+// place where they lie.
 //
-// Each warp takes sixteen keys of a tile and keeps its own maximum, its own sum of weights and its own heaviest key,
-// which stays out of the products; nothing passes between warps but at the ends of a unit and every 1,024 keys, so that
-// bits do not depend on who is first.
+// Each warp takes whole stages, in turn with the others, and keeps its own maximum, its own sum of weights and its own
+// heaviest key, which stays out of the products; what passes between warps is known long before it is looked at, so
+// that bits do not depend on who is first.
 #pragma once
 
-#include "cuda/sm90/decode/load.cuh"
+#include "cuda/sm90/decode/stages.cuh"
 
 namespace lla::cuda::sm90::decode {
 
 inline constexpr float kRootExponent = 8;  // r = 2^8 at the maximum
 inline constexpr float kSlack = 3;         // bits a logit may exceed the maximum by
-inline constexpr int kMostRedos = 2;
 inline constexpr int kRedoBits = 8;
 
-template <class C>
-__device__ __forceinline__ void converters_sync() {
-  named_sync(kConverterBarrier, C::kConverters);
+__device__ __forceinline__ float warp_max(float x) {
+  return warp_reduce(x, [](float a, float b) { return fmaxf(a, b); });
 }
-
-__device__ __forceinline__ float column_sum(float x) {  // over the threads that share a key
-  x += __shfl_xor_sync(0xffffffffu, x, 4);
-  x += __shfl_xor_sync(0xffffffffu, x, 8);
-  return x + __shfl_xor_sync(0xffffffffu, x, 16);
-}
-__device__ __forceinline__ float keys_max(float x) {  // over the threads that share a column
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-}
-__device__ __forceinline__ float keys_sum(float x) {
-  x += __shfl_xor_sync(0xffffffffu, x, 1);
-  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+__device__ __forceinline__ float warp_sum(float x) {
+  return warp_reduce(x, [](float a, float b) { return a + b; });
 }
 
 template <class C>
 struct Converter {
+  static constexpr int kSteps = C::kDim / 16;  // sixteen columns each
+  static constexpr int kValues = C::kParts * C::kPartBytes;
+  static constexpr int kTiles = C::kPieceKeys / kWarpKeys;
+
   Shared<C>& s;
   const Params& p;
-  const int lane, warp, warpgroup;  // warp: of all; warpgroup: the stage it fills
-  float omega;
+  const int lane, warp;
+  UnitState<C>* unit;
+  float omega;     // of this lane's keys; four lanes have the same
   float heaviest;  // its half logit
   int max;
   float key_scale, value_scale;
 
   __device__ __forceinline__ Converter(Shared<C>& shared, const Params& params, int thread)
-      : s(shared), p(params), lane(thread % 32), warp(thread / 32), warpgroup(thread / 128) {}
+      : s(shared), p(params), lane(thread % 32), warp(thread / 32) {}
 
-  // Key (of the sixteen) that element j of a quadruple belongs to: 2t, 2t + 1, 2t + 8, 2t + 9.
-  __device__ __forceinline__ int key_at(int j) const { return (j / 2) * 8 + (lane % 4) * 2 + j % 2; }
-
-  // Where this lane writes chunks 0 and 1 into the stage; of chunks 2i, 2i + 1 it is that ^ 32 (i % 4), and
-  // kPartBytes (i / 4) further.
-  __device__ __forceinline__ uint32_t staged_address() const {
-    const int row = (warp % 4) * kWarpKeys + lane % 16;
-    return opaque(shared_address(s.stage[warpgroup]) + row * 128 + ((lane / 16) ^ (row & 7)) * 16);
+  // Sixteen keys are a matrix of which a lane has rows g and g + 8; `j` counts a lane's keys.
+  __device__ __forceinline__ int key_at(int j) const { return j / 2 * kWarpKeys + lane / 4 + j % 2 * 8; }
+  // Where this lane begins to read and write rows.
+  __device__ __forceinline__ uint32_t start_of(const unsigned char* rows) const {
+    return opaque(shared_address(rows) + lane % 16 * 128 + ((lane / 16) ^ (lane & 7)) * 16);
   }
-  __device__ __forceinline__ static uint32_t staged_at(uint32_t start, int part, int i) {
-    return (start ^ (32 * (i % 4))) + (part + i / 4) * C::kPartBytes;
+  // The same of columns 16 i ... of tile m.
+  __device__ __forceinline__ static uint32_t at(uint32_t start, int m, int i) {
+    return (start ^ (32 * (i % 4))) + i / 4 * C::kPartBytes + m * (kWarpKeys * 128);
   }
 
-  // The roots' part: of each key a row of eight, the first of which counts. Lanes 0 to 15 write a key each.
-  __device__ __forceinline__ void store_roots(const uint32_t (&roots)[2]) const {
-    const int j = lane / 4;  // of this thread's four keys
-    const uint32_t pair = j / 2 == 0 ? roots[0] : roots[1];
-    const uint32_t root = j % 2 == 0 ? pair & 0xffff : pair >> 16;
-    const int row = (warp % 4) * kWarpKeys + key_at(j);
-    if (j < 4) {
-      *reinterpret_cast<uint4*>(s.stage[warpgroup] + C::kRootPart * C::kPartBytes + row * 128 + (row & 7) * 16) =
-          make_uint4(root, 0, 0, 0);
+  template <int kFirst = 0, int kCount, int kColumns>
+  __device__ __forceinline__ void load(uint32_t (&to)[kCount][kColumns][4], uint32_t from) const {
+#pragma unroll
+    for (int m = 0; m < kCount; ++m) {
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) load_matrix(to[m][i], at(from, m, kFirst + i));
+    }
+  }
+  // Half logits of this lane's keys. All columns of the right-hand side are the query: all four lanes of a row have its
+  // product.
+  template <int kCount>
+  __device__ __forceinline__ void logits(float (&logit)[2 * kCount], const uint32_t (&k)[kCount][kSteps][4],
+                                         uint32_t seen) const {
+    float sum[kCount][2][4]{};
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const uint2 q = unit->query[4 * i + lane % 4];
+#pragma unroll
+      for (int m = 0; m < kCount; ++m) multiply_small<C::kBf16>(sum[m][i % 2], k[m][i], q.x, q.y);
+    }
+#pragma unroll
+    for (int j = 0; j < 2 * kCount; ++j) {
+      const float product = sum[j / 2][0][j % 2 * 2] + sum[j / 2][1][j % 2 * 2];
+      logit[j] = seen >> key_at(j) & 1 ? product * p.half_scale : -INFINITY;
     }
   }
 
-  // Half logits of this thread's four keys of those in `seen`. With kKeep the scaled, centred keys as fp16 pairs.
-  template <bool kKeep>
-  __device__ __forceinline__ void logits(float (&logit)[4], uint32_t (&pairs)[2 * C::kChunks],
-                                         const unsigned char* rows, uint32_t seen) const {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) logit[j] = 0;
-    const uint32_t from = raw_start(rows);
-#pragma unroll
-    for (int i = 0; i < C::kChunks / 2; ++i) {
-      uint32_t raw[4];
-      load_transposed(raw, raw_at(from, i));
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const float2 qc = s.query_centre[8 * (2 * i + c) + lane / 4];
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const float2 k = widen_pair<C::kBf16>(raw[2 * c + h]);
-          logit[2 * h] = fmaf(qc.x, k.x, logit[2 * h]);
-          logit[2 * h + 1] = fmaf(qc.x, k.y, logit[2 * h + 1]);
-          if constexpr (kKeep) {
-            pairs[4 * i + 2 * c + h] = to_half_pair(fmaf(k.x, key_scale, -qc.y), fmaf(k.y, key_scale, -qc.y));
-          }
-        }
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      logit[j] = column_sum(logit[j]);
-      if (!(seen >> key_at(j) & 1)) logit[j] = -INFINITY;
-    }
-  }
-  __device__ __forceinline__ static float largest(const float (&logit)[4]) {
-    return keys_max(fmaxf(fmaxf(logit[0], logit[1]), fmaxf(logit[2], logit[3])));
-  }
-
-  // Changes places: the key with the largest logit leaves the tile, the heaviest so far (if any) takes its place.
+  // Changes places: the key with the largest logit leaves the piece, the heaviest so far (if any) takes its place.
   // Returns the key whose place is empty now, as a bit, or 0.
-  __device__ __forceinline__ uint32_t exchange(const RawTile& raw, const float (&logit)[4], float largest) {
-    int key = 99;
-#pragma unroll
-    for (int j = 3; j >= 0; --j) key = logit[j] == largest ? key_at(j) : key;
-    key = min(key, __shfl_xor_sync(0xffffffffu, key, 1));
-    key = min(key, __shfl_xor_sync(0xffffffffu, key, 2));
+  __device__ __forceinline__ uint32_t exchange(unsigned char* rows, uint32_t key, float largest) {
     for (int which = 0; which < 2; ++which) {
       for (int word = lane; word < C::kDim / 2; word += 32) {
-        unsigned char* const rows = which == 0 ? raw.keys : raw.values;
-        uint32_t& in_tile = *reinterpret_cast<uint32_t*>(rows + raw_offset(key, word / 4) + word % 4 * 4);
-        uint32_t& apart = reinterpret_cast<uint32_t*>(s.heaviest[warp][which])[word];
+        uint32_t& in_tile = *reinterpret_cast<uint32_t*>(rows + which * kValues +
+                                                         raw_offset<C::kPartBytes>(key, word / 4) + word % 4 * 4);
+        uint32_t& apart = reinterpret_cast<uint32_t*>(unit->heaviest[warp][which])[word];
         const uint32_t old = apart;
         apart = in_tile;
         in_tile = heaviest > -INFINITY ? old : 0;
@@ -126,86 +92,204 @@ struct Converter {
     }
     const uint32_t empty = heaviest > -INFINITY ? 0 : 1u << key;
     heaviest = largest;
-    fence_async_proxy();  // the copy engine writes here next
     __syncwarp();
     return empty;
   }
 
-  // One tile's sixteen keys of this warp into the stage. `parity`: of the stage's becoming empty.
+  __device__ __forceinline__ void raise_maximum(int higher) {
+    omega *= four_to(::max(max - higher, -100));
+    max = higher;
+  }
+
+  // Some keys of a stage; `seen`: those that count.
   template <bool kApart>
-  __device__ __forceinline__ void tile(const RawTile& raw, uint32_t seen, uint32_t parity, int flags, int partial) {
-    uint32_t pairs[2 * C::kChunks];
-    float logit[4];
+  __device__ __forceinline__ void piece(unsigned char* rows, uint16_t (*roots)[8], uint32_t seen) {
+    const uint32_t keys = start_of(rows), values = keys + kValues;
+    uint32_t k[kTiles][kSteps][4], early[kTiles][kSteps / 2][4], late[kTiles][kSteps / 2][4];
+    float logit[2 * kTiles];
 #pragma unroll 1
     for (;;) {
-      logits<true>(logit, pairs, raw.keys, seen);
+      load(k, keys);
+      logits(logit, k, seen);
       // Rarely is anything to be done about the largest: a vote costs less than finding it.
-      const float own = fmaxf(fmaxf(logit[0], logit[1]), fmaxf(logit[2], logit[3]));
+      float own = logit[0];
+#pragma unroll
+      for (int j = 1; j < 2 * kTiles; ++j) own = fmaxf(own, logit[j]);
       if (kApart && __any_sync(0xffffffffu, own > heaviest)) {
-        seen &= ~exchange(raw, logit, keys_max(own));
+        const float largest = warp_max(own);
+        uint32_t key = 99;
+#pragma unroll
+        for (int j = 2 * kTiles - 1; j >= 0; --j) key = logit[j] == largest ? key_at(j) : key;
+        seen &= ~exchange(rows, __reduce_min_sync(0xffffffffu, key), largest);
         continue;
       }
       if (__any_sync(0xffffffffu, own > static_cast<float>(max) + kSlack)) {
-        const int higher = static_cast<int>(ceilf(fminf(keys_max(own), 1e6f)));
-        omega *= four_to(max - higher);
-        max = higher;
+        raise_maximum(static_cast<int>(ceilf(fminf(warp_max(own), 1e6f))));
       }
       break;
     }
-    float r[4];
-    uint32_t roots[2];
+    load(early, values);  // on their way while keys are converted, the others while these are
+    const float base = kRootExponent - static_cast<float>(max);
+    uint32_t twice[2 * kTiles];
+    float root[2 * kTiles];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      roots[h] = to_half_pair(exp2_fast(logit[2 * h] - static_cast<float>(max) + kRootExponent),
-                              exp2_fast(logit[2 * h + 1] - static_cast<float>(max) + kRootExponent));
-      const float2 rounded = half_pair(roots[h]);
-      r[2 * h] = rounded.x, r[2 * h + 1] = rounded.y;
+    for (int m = 0; m < kTiles; ++m) {
+      const uint32_t pair = to_half_pair(exp2_fast(logit[2 * m] + base), exp2_fast(logit[2 * m + 1] + base));
+      twice[2 * m] = __byte_perm(pair, pair, 0x1010), twice[2 * m + 1] = __byte_perm(pair, pair, 0x3232);
+      const float2 rounded = half_pair(pair);
       omega = fmaf(rounded.x, rounded.x, fmaf(rounded.y, rounded.y, omega));
-    }
-    // Values are on their way while keys are multiplied, and the second half of them while the first is.
-    constexpr int kHalf = C::kChunks / 4;
-    const uint32_t staged = staged_address(), values = raw_start(raw.values);
-    uint32_t early[kHalf][4], late[kHalf][4];
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) load_transposed(early[i], raw_at(values, i));
-    s.empty[warpgroup].wait(parity);
-#pragma unroll
-    for (int i = 0; i < C::kChunks / 2; ++i) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) pairs[4 * i + e] = multiply_half_pairs(pairs[4 * i + e], roots[e % 2]);
-      store_transposed(staged_at(staged, 0, i), pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]);
-    }
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) load_transposed(late[i], raw_at(values, kHalf + i));
-    store_roots(roots);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) r[j] *= value_scale;
-    const auto store_values = [&](uint32_t(&v)[4], int i) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const float2 wide = widen_pair<C::kBf16>(v[e]);
-        v[e] = to_half_pair(wide.x * r[2 * (e % 2)], wide.y * r[2 * (e % 2) + 1]);
+      root[2 * m] = rounded.x * value_scale, root[2 * m + 1] = rounded.y * value_scale;
+      if (lane % 4 == 0) {
+        roots[key_at(2 * m)][0] = pair & 0xffff;
+        roots[key_at(2 * m + 1)][0] = pair >> 16;
       }
-      store_transposed(staged_at(staged, C::kValuePart, i), v[0], v[1], v[2], v[3]);
-    };
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) store_values(early[i], i);
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) store_values(late[i], kHalf + i);
-    TileHead& head = s.head[warpgroup];
-    if (lane == 0) {
-      head.max[warp % 4] = max;
-      if (warp % 4 == 0) head.flags = flags, head.partial = partial;
     }
-    fence_async_proxy();
-    __syncwarp();
-    s.full[warpgroup].arrive_for_warp();
+    // A store holds up all loads behind it: the reference key is read ahead, as far as there are registers.
+    constexpr int kAhead = C::kDim == 128 ? 1 : 2;
+    const float2* const centre = &unit->scaled_centre[lane % 4];
+    float2 ahead[kAhead][2];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) ahead[i][0] = centre[8 * i], ahead[i][1] = centre[8 * i + 4];
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const float2 near = ahead[i % kAhead][0], far = ahead[i % kAhead][1];
+      if (const int next = i + kAhead; next < kSteps) {
+        ahead[i % kAhead][0] = centre[8 * next], ahead[i % kAhead][1] = centre[8 * next + 4];
+      }
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {  // rows g (+ 8: odd e), columns 2 t, 2 t + 1 (+ 8: e above 1)
+          const float2 wide = widen_pair<C::kBf16>(k[m][i][e]), c = e < 2 ? near : far;
+          k[m][i][e] = multiply_half_pairs(to_half_pair(fmaf(wide.x, key_scale, -c.x), fmaf(wide.y, key_scale, -c.y)),
+                                           twice[2 * m + e % 2]);
+        }
+        store_matrix(at(keys, m, i), k[m][i]);
+      }
+    }
+    load<kSteps / 2>(late, values);
+    const auto convert = [&](uint32_t(&v)[kTiles][kSteps / 2][4], int first) {
+#pragma unroll
+      for (int i = 0; i < kSteps / 2; ++i) {
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            const float2 wide = widen_pair<C::kBf16>(v[m][i][e]);
+            v[m][i][e] = to_half_pair(wide.x * root[2 * m + e % 2], wide.y * root[2 * m + e % 2]);
+          }
+          store_matrix(at(values, m, first + i), v[m][i]);
+        }
+      }
+    };
+    convert(early, 0);
+    convert(late, kSteps / 2);
   }
 
-  __device__ __forceinline__ void clear() {
+  // The maximum that all had a ring of stages ago, where that is larger. `tile`: of the unit.
+  __device__ __forceinline__ void follow_maximum(int tile) {
+    const int from = tile - C::kStages - lane;
+    const int there = lane < C::kWarps && from >= 0 ? unit->posted[from % kPosted] : max;
+    const int all = __reduce_max_sync(0xffffffffu, there);
+    if (all > max) raise_maximum(all);
+  }
+
+  // A tile of the unit, keys [begin, end) of its stage.
+  __device__ __forceinline__ void stage(int stage, int tile, int begin, int end, int flags, int partial) {
+    follow_maximum(tile);
+    StageHead& head = s.head[stage];
+#pragma unroll 1
+    for (int i = 0; i < C::kPieces; ++i) {
+      const int from = ::max(0, begin - i * C::kPieceKeys), upto = ::min(C::kPieceKeys, end - i * C::kPieceKeys);
+      const uint32_t seen = upto <= from ? 0 : (0xffffffffu >> (32 - upto)) & (0xffffffffu << from);
+      piece<true>(s.stage[stage] + i * C::kPieceKeys * 128, s.root[stage] + i * C::kPieceKeys, seen);
+      if (lane == 0) head.max[i] = max;
+    }
+    if (lane == 0) head.flags = flags, head.partial = partial, unit->posted[tile % kPosted] = max;
+    fence_async_proxy();
+    __syncwarp();
+    s.full[stage].arrive_for_warp();
+  }
+
+  __device__ __forceinline__ void begin(UnitState<C>& of, int from_max) {
+    unit = &of;
     omega = 0;
     heaviest = -INFINITY;
+    max = from_max, key_scale = of.key_scale, value_scale = of.value_scale;
+  }
+
+  // Whether what is apart is too large for the scales.
+  __device__ __forceinline__ bool too_large() const {
+    bool bad = false;
+    if (heaviest > -INFINITY) {
+#pragma unroll 1
+      for (int word = lane; word < C::kDim / 2; word += 32) {
+        const float2 k = widen_pair<C::kBf16>(reinterpret_cast<const uint32_t*>(unit->heaviest[warp][0])[word]);
+        const float2 v = widen_pair<C::kBf16>(reinterpret_cast<const uint32_t*>(unit->heaviest[warp][1])[word]);
+        const float key =
+            fmaxf(fabsf(k.x - unit->centre[2 * word]), fabsf(k.y - unit->centre[2 * word + 1])) * key_scale;
+        const float value = fmaxf(fabsf(v.x), fabsf(v.y)) * value_scale;
+        bad |= fmaxf(key, value) >= 31;
+      }
+    }
+    return __any_sync(0xffffffffu, bad);
+  }
+  // What the end of the unit needs.
+  __device__ __forceinline__ void leave() const {
+    const bool large = too_large();
+    const float all = warp_sum(lane % 4 == 0 ? omega : 0);
+    if (lane == 0) {
+      unit->heaviest_logit[warp] = heaviest, unit->omega[warp] = all;
+      unit->max[warp] = max, unit->large[warp] = large;
+    }
+    __syncwarp();
   }
 };
+
+// Zeros into the rows of a stage that do not count; its first is key `first`.
+template <class C>
+__device__ __forceinline__ void clear_outside(unsigned char* rows, const Keys& keys, int first) {
+#pragma unroll 1
+  for (int from = 0; from < C::kStageKeys; from += kWarpKeys) {
+    unsigned char* const tile = rows + from * 128;
+    const uint32_t seen = seen_of(keys, first + from);
+    if (seen != 0xffffu) clear_rows<C, C::kPartBytes>({tile, tile + C::kParts * C::kPartBytes}, seen);
+  }
+  __syncwarp();
+}
+
+// All units of the block, by a converting warp.
+template <class C>
+__device__ __forceinline__ void convert_units(Shared<C>& s, const Params& p, int thread) {
+  Converter<C> c(s, p, thread);
+  uint32_t base = 0;
+#pragma unroll 1
+  for (int index = 0;; ++index) {
+    const FetchedUnit& fetched = s.units[index & 1];
+    s.ready[index & 1].wait((index / 2) & 1);
+    const Unit& u = fetched.unit;
+    if (u.local == kNoMore) break;
+    if (u.local == kNoUnit) {
+      __syncwarp();
+      s.left[index & 1].arrive_for_warp();
+      continue;
+    }
+    const Steps<C> steps(fetched);
+    UnitState<C>& state = s.state[index & 1];
+    c.begin(state, state.row_max);
+#pragma unroll 1
+    for (int tile = c.warp; tile < steps.tiles; tile += C::kWarps) {
+      const uint32_t position = base + steps.before + tile;
+      const int stage = stage_of<C>(position), first = u.start + tile * C::kStageKeys;
+      const int begin = max(0, u.keys.begin - first), end = min(C::kStageKeys, u.keys.end - first);
+      s.loaded[stage].wait(parity_of<C>(position));
+      if (begin > 0 || end < C::kStageKeys) clear_outside<C>(s.stage[stage], u.keys, first);
+      c.stage(stage, tile, begin, end, tile == 0 ? kUnitBegins : 0, u.partial);
+    }
+    c.leave();
+    s.left[index & 1].arrive_for_warp();
+    base += steps.count();
+  }
+}
 
 }  // namespace lla::cuda::sm90::decode

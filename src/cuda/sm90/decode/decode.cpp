@@ -50,7 +50,7 @@ Status forward(const core::ForwardCall& call, const core::Plan& plan) {
       plan.workers, rows_sharing_keys(p), pieces_of_rows(p), call.workspace, static_cast<cudaStream_t>(call.stream)};
   launch.p.bundle = bundle_of(launch.form);
   launch.p.multiprocessors = plan.workers;
-  LLA_RETURN_IF_ERROR(describe_cache(launch.p));
+  LLA_RETURN_IF_ERROR(describe_cache(launch.p, box_keys(launch.form, launch.dim)));
   return decode::launch(launch);
 }
 

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "cuda/common/convert.cuh"
-#include "cuda/sm90/decode/convert.cuh"
 #include "cuda/sm90/decode/given_x_config.cuh"
 #include "cuda/sm90/decode/given_x_merge.cuh"
+#include "cuda/sm90/decode/load.cuh"
 
 namespace lla::cuda::sm90::decode {
 

@@ -18,11 +18,11 @@ bool in_vectors(const core::Operand& t) {
 
 }  // namespace
 
-Status describe_cache(Params& p) {
+Status describe_cache(Params& p, int most_keys) {
   Cache& cache = p.cache;
   const int64_t slots = cache.table ? cache.page_size : std::max(p.max_length, 1);
   const int64_t heads = p.heads_q / p.group;
-  cache.box = cache.table ? std::gcd(static_cast<int>(cache.page_size), 16) : 16;
+  cache.box = cache.table ? std::gcd(static_cast<int>(cache.page_size), kAlign) : most_keys;
   cache.vectors = cache.pages > 0 && in_vectors(cache.k) && in_vectors(cache.v);
   if (!cache.vectors) return {};
   LLA_RETURN_IF_ERROR(make_cache_map(p.key_map, cache.k, {cache.pages, slots, heads, p.dim}, cache.box));

@@ -23,8 +23,10 @@ struct Launch {
 };
 
 // How the kernels are to read the cache: box, vectors and maps of p, from its other fields. `pages` counts sequences
-// where there is no table.
-Status describe_cache(Params& p);
+// where there is no table. `most_keys`: of a box.
+Status describe_cache(Params& p, int most_keys);
+// Keys of a box of which a stage of the streaming kernel is one (or a tile of the kernels with x given).
+constexpr int box_keys(Form form, int dim) { return form == Form::solved ? 4096 / dim : 16; }
 
 Status launch(const Launch& call);
 

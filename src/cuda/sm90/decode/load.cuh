@@ -17,8 +17,9 @@ __device__ __forceinline__ uint32_t opaque(uint32_t x) {
 
 // Raw rows lie as the copy engine's 128-byte swizzle leaves them: 64 columns after the other, 16-byte chunk c of row r
 // at c ^ (r % 8).
+template <int kBlockBytes = kWarpKeys * 128>  // from one 64 columns to the next
 __device__ __forceinline__ int raw_offset(int row, int chunk) {
-  return (chunk / 8) * (kWarpKeys * 128) + row * 128 + ((chunk % 8) ^ (row & 7)) * 16;
+  return (chunk / 8) * kBlockBytes + row * 128 + ((chunk % 8) ^ (row & 7)) * 16;
 }
 // The address a lane gives for the transposed matrices of chunks 0 and 1 (keys 0-7, 8-15 of each).
 __device__ __forceinline__ uint32_t raw_start(const unsigned char* rows) {
@@ -77,6 +78,77 @@ struct RawTile {
   unsigned char *keys, *values;
 };
 
+// Sixteen bytes at a time, four threads a row.
+template <class C, int kBlockBytes = kWarpKeys * 128>
+__device__ __forceinline__ void copy_rows(const Params& p, const Unit& from, int first, const Keys& keys, bool& invalid,
+                                          const RawTile& to) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int row = lane / 4; row < kWarpKeys; row += 8) {
+    const int key = first + row;
+    int2 at{-1, 0};
+    if (key >= keys.begin && key < keys.end) {
+      at = page_of(p.cache, from, key);
+      invalid |= at.x < 0;
+    }
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+      const core::Operand& operand = which == 0 ? p.cache.k : p.cache.v;
+      const int width = which == 0 ? p.dim : p.value_dim;
+      const uint16_t* const base = static_cast<const uint16_t*>(operand.data);
+      const int64_t start =
+          max(at.x, 0) * operand.stride[0] + at.y * operand.stride[1] + from.kv_head * operand.stride[2];
+#pragma unroll
+      for (int chunk = lane % 4; chunk < C::kChunks; chunk += 4) {
+        const bool there = at.x >= 0 && 8 * chunk < width;
+        copy_ahead((which == 0 ? to.keys : to.values) + raw_offset<kBlockBytes>(row, chunk),
+                   base + (there ? start + 8 * chunk : 0), there);
+      }
+    }
+  }
+}
+
+template <class C, int kBlockBytes = kWarpKeys * 128>
+__device__ __forceinline__ void fill_slowly(const Params& p, const Unit& from, int first, const Keys& keys,
+                                            bool& invalid, const RawTile& to) {
+  const int lane = threadIdx.x % 32;
+  const uint32_t seen = seen_of(keys, first);
+#pragma unroll 1
+  for (int which = 0; which < 2; ++which) {
+    const core::Operand& operand = which == 0 ? p.cache.k : p.cache.v;
+    const uint16_t* base = static_cast<const uint16_t*>(operand.data);
+#pragma unroll 1
+    for (int row = 0; row < kWarpKeys; ++row) {
+      if (!(seen >> row & 1)) continue;
+      const int2 at = page_of(p.cache, from, first + row);
+      invalid |= at.x < 0;
+#pragma unroll 1
+      for (int d = lane; d < C::kDim; d += 32) {
+        const bool there = at.x >= 0 && d < (which == 0 ? p.dim : p.value_dim);
+        const int64_t element = at.x * operand.stride[0] + at.y * operand.stride[1] + from.kv_head * operand.stride[2] +
+                                d * operand.stride[3];
+        *reinterpret_cast<uint16_t*>((which == 0 ? to.keys : to.values) + raw_offset<kBlockBytes>(row, d / 8) +
+                                     d % 8 * 2) = there ? base[element] : 0;
+      }
+    }
+  }
+}
+
+// Zeros into the rows that are not in `seen`.
+template <class C, int kBlockBytes = kWarpKeys * 128>
+__device__ __forceinline__ void clear_rows(const RawTile& rows, uint32_t seen) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int e = lane; e < kWarpKeys * C::kChunks * 2; e += 32) {
+    const int row = e % kWarpKeys, chunk = e / kWarpKeys % C::kChunks, which = e / (kWarpKeys * C::kChunks);
+    if (!(seen >> row & 1)) {
+      *reinterpret_cast<uint4*>((which == 0 ? rows.keys : rows.values) + raw_offset<kBlockBytes>(row, chunk)) =
+          make_uint4(0, 0, 0, 0);
+    }
+  }
+  fence_async_proxy();  // the copy engine writes here next
+}
+
 // A warp's ring of slots: it asks for tiles and takes them in the same order. S: what has the slots.
 template <class C, class S>
 struct Ring {
@@ -97,13 +169,13 @@ struct Ring {
     Barrier& here = barrier(asked++);
     const Cache& cache = p.cache;
     if (!cache.vectors) {
-      fill_slowly(p, from, first, keys, invalid, to);
+      fill_slowly<C>(p, from, first, keys, invalid, to);
       __syncwarp();
       if (lane == 0) here.arrive();
       return;
     }
     if constexpr (C::kSmallPages) {
-      copy_rows(p, from, first, keys, invalid, to);
+      copy_rows<C>(p, from, first, keys, invalid, to);
       here.arrive_when_copied();
       __syncwarp();
       if (lane == 0) here.arrive();
@@ -144,87 +216,14 @@ struct Ring {
     __syncwarp();
   }
 
-  // Sixteen bytes at a time, four threads a row.
-  __device__ __forceinline__ static void copy_rows(const Params& p, const Unit& from, int first, const Keys& keys,
-                                                   bool& invalid, const RawTile& to) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll 1
-    for (int row = lane / 4; row < kWarpKeys; row += 8) {
-      const int key = first + row;
-      int2 at{-1, 0};
-      if (key >= keys.begin && key < keys.end) {
-        at = page_of(p.cache, from, key);
-        invalid |= at.x < 0;
-      }
-#pragma unroll
-      for (int which = 0; which < 2; ++which) {
-        const core::Operand& operand = which == 0 ? p.cache.k : p.cache.v;
-        const int width = which == 0 ? p.dim : p.value_dim;
-        const uint16_t* const base = static_cast<const uint16_t*>(operand.data);
-        const int64_t start =
-            max(at.x, 0) * operand.stride[0] + at.y * operand.stride[1] + from.kv_head * operand.stride[2];
-#pragma unroll
-        for (int chunk = lane % 4; chunk < C::kChunks; chunk += 4) {
-          const bool there = at.x >= 0 && 8 * chunk < width;
-          copy_ahead((which == 0 ? to.keys : to.values) + raw_offset(row, chunk),
-                     base + (there ? start + 8 * chunk : 0), there);
-        }
-      }
-    }
-  }
-
-  __device__ __forceinline__ static void fill_slowly(const Params& p, const Unit& from, int first, const Keys& keys,
-                                                     bool& invalid, const RawTile& to) {
-    const int lane = threadIdx.x % 32;
-    const uint32_t seen = seen_of(keys, first);
-#pragma unroll 1
-    for (int which = 0; which < 2; ++which) {
-      const core::Operand& operand = which == 0 ? p.cache.k : p.cache.v;
-      const uint16_t* base = static_cast<const uint16_t*>(operand.data);
-#pragma unroll 1
-      for (int row = 0; row < kWarpKeys; ++row) {
-        if (!(seen >> row & 1)) continue;
-        const int2 at = page_of(p.cache, from, first + row);
-        invalid |= at.x < 0;
-#pragma unroll 1
-        for (int d = lane; d < C::kDim; d += 32) {
-          const bool there = at.x >= 0 && d < (which == 0 ? p.dim : p.value_dim);
-          const int64_t element = at.x * operand.stride[0] + at.y * operand.stride[1] +
-                                  from.kv_head * operand.stride[2] + d * operand.stride[3];
-          *reinterpret_cast<uint16_t*>((which == 0 ? to.keys : to.values) + raw_offset(row, d / 8) + d % 8 * 2) =
-              there ? base[element] : 0;
-        }
-      }
-    }
-  }
-
-  // A tile the warp fills itself, with all its threads; taken at once.
-  __device__ __forceinline__ RawTile take_empty() {
-    if (threadIdx.x % 32 == 0) barrier(asked).arrive();
-    ++asked;
-    return take(0);
-  }
-
   // The oldest tile asked for, once it is there. Rows that are not in `seen` are zeros.
   __device__ __forceinline__ RawTile take(uint32_t seen) {
     const RawTile here = tile(taken);
     barrier(taken).wait((taken / C::kRawSlots) & 1);
     ++taken;
-    if (seen != 0xffffu) clear(here, seen);
+    if (seen != 0xffffu) clear_rows<C>(here, seen);
     __syncwarp();
     return here;
-  }
-  __device__ __forceinline__ static void clear(const RawTile& rows, uint32_t seen) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll 1
-    for (int e = lane; e < kWarpKeys * C::kChunks * 2; e += 32) {
-      const int row = e % kWarpKeys, chunk = e / kWarpKeys % C::kChunks, which = e / (kWarpKeys * C::kChunks);
-      if (!(seen >> row & 1)) {
-        *reinterpret_cast<uint4*>((which == 0 ? rows.keys : rows.values) + raw_offset(row, chunk)) =
-            make_uint4(0, 0, 0, 0);
-      }
-    }
-    fence_async_proxy();  // the copy engine writes here next
   }
 };
 

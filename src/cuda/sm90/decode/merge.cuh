@@ -3,8 +3,8 @@
 #pragma once
 
 #include "cuda/common/convert.cuh"
-#include "cuda/sm90/decode/convert.cuh"
 #include "cuda/sm90/decode/eliminate.hpp"
+#include "cuda/sm90/decode/load.cuh"
 
 namespace lla::cuda::sm90::decode {
 
@@ -27,13 +27,6 @@ struct SolveShared {
   int32_t bad;
   unsigned largest_output;  // |o|, as bits
 };
-
-template <class Op>
-__device__ __forceinline__ float warp_reduce(float x, Op op) {
-#pragma unroll
-  for (int by = 16; by > 0; by /= 2) x = op(x, __shfl_xor_sync(0xffffffffu, x, by));
-  return x;
-}
 
 __device__ __forceinline__ void scale(float4& x, float f) { x.x *= f, x.y *= f, x.z *= f, x.w *= f; }
 __device__ __forceinline__ void add_scaled(float4& x, float f, const float4& y) {

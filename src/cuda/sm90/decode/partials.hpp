@@ -27,6 +27,7 @@ struct PartialHead {
   float heaviest_omega;  // 0: no key
   float key_scale, value_scale;
   int32_t invalid;
+  int32_t again[3];  // too large for its scales: sums of each consumer warpgroup, the heaviest key
 };
 inline constexpr int kPartialHead = 16;
 

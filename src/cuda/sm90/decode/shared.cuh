@@ -1,5 +1,5 @@
-// A decode block: groups of four warps that convert keys and values, and one or two warpgroups that multiply what they
-// made.
+// What the decode kernels have in common: numbers in pairs, small matrices, sums over the threads that share a key or a
+// column.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,64 +10,7 @@
 
 namespace lla::cuda::sm90::decode {
 
-inline constexpr int kTileKeys = 64;  // of a stage, made by a warpgroup of converters
-inline constexpr int kWarpKeys = 16;  // of a warp
-inline constexpr int kRestart = 16;   // tiles after which accumulators start anew: 1,024 keys
-
-// kSmallPages: rows come one by one (load.cuh).
-template <int kDim_, bool kBf16_, bool kSmallPages_>
-struct Config {
-  static constexpr int kDim = kDim_;
-  static constexpr bool kBf16 = kBf16_, kSmallPages = kSmallPages_;
-  static constexpr int kChunks = kDim / 8;        // of 16 bytes, of a row
-  static constexpr int kMultipliers = kDim / 64;  // warpgroups
-  // Groups of converters, each with a stage of its own: as many as there are registers for.
-  static constexpr int kConverterWarpgroups = kDim == 128 ? 2 : 3;
-  static constexpr int kWarps = 4 * kConverterWarpgroups, kConverters = 32 * kWarps;
-  static constexpr int kThreads = kConverters + 128 * kMultipliers;
-  static constexpr int kRawBytes = kWarpKeys * kDim * 2;  // keys (or values) of a warp
-  static constexpr int kRawSlots = kDim == 128 ? 2 : 3;   // tiles a warp has room for
-  static constexpr int kPartBytes = kTileKeys * 128;      // 64 columns of a stage
-  // Parts of a stage: keys, roots (of which 8 columns are used), values.
-  static constexpr int kKeyParts = kDim / 64, kRootPart = kKeyParts, kValuePart = kKeyParts + 1;
-  static constexpr int kStageBytes = kPartBytes * (2 * kKeyParts + 1);
-};
-
-enum TileFlags : int32_t { kFresh = 1, kEnd = 2, kStop = 4 };
-
-struct TileHead {
-  int32_t max[4];  // of each 16 keys
-  int32_t flags, partial;
-};
-
-// What a unit found out of its row; the next one of the same row need not.
-struct KnownRow {
-  int32_t local;  // -1: none
-  int32_t max;
-  float key_scale, value_scale;
-};
-
-template <class C>
-struct Shared {
-  alignas(1024) unsigned char stage[C::kConverterWarpgroups][C::kStageBytes];
-  alignas(1024) unsigned char raw[C::kWarps][C::kRawSlots][2][C::kRawBytes];
-  alignas(16) unsigned char heaviest[C::kWarps][2][C::kDim * 2];
-  float2 query_centre[C::kDim];  // query in logit units, scaled reference key
-  float centre[C::kDim];
-  float scratch[C::kWarps][C::kDim];
-  float parts[C::kWarps];
-  float more_parts[C::kWarps];
-  float heaviest_logit[C::kWarps];
-  int32_t warp_max[C::kWarps];
-  Unit units[2];  // the one at work, and the next
-  Walk walk;
-  KnownRow row;
-  int32_t overflow;  // products too large for fp16 operands
-  TileHead head[C::kConverterWarpgroups];
-  Barrier full[C::kConverterWarpgroups], empty[C::kConverterWarpgroups];
-  Barrier finished;  // a unit's products are in its partial
-  Barrier loaded[C::kWarps][C::kRawSlots];
-};
+inline constexpr int kWarpKeys = 16;  // of a tile
 
 template <bool kBf16>
 __device__ __forceinline__ float2 widen_pair(uint32_t x) {
@@ -96,15 +39,33 @@ __device__ __forceinline__ void load_transposed(uint32_t (&to)[4], uint32_t addr
                : "r"(address)
                : "memory");
 }
-__device__ __forceinline__ void store_transposed(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),
-               "r"(c), "r"(d)
-               : "memory");
-}
 // 4^exponent, 0 where that is too small for a float; `exponent` is below 64.
 __device__ __forceinline__ float four_to(int exponent) {
   const int e = 2 * exponent + 127;
   return e <= 0 ? 0.0f : __int_as_float(min(e, 254) << 23);
+}
+
+template <class Op>
+__device__ __forceinline__ float warp_reduce(float x, Op op) {
+#pragma unroll
+  for (int by = 16; by > 0; by /= 2) x = op(x, __shfl_xor_sync(0xffffffffu, x, by));
+  return x;
+}
+
+// Where four threads share a column (or a key, of four others): over them.
+__device__ __forceinline__ float keys_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+__device__ __forceinline__ float keys_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+// Over the eight that have the same place among the four.
+__device__ __forceinline__ float column_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 4);
+  x += __shfl_xor_sync(0xffffffffu, x, 8);
+  return x + __shfl_xor_sync(0xffffffffu, x, 16);
 }
 
 }  // namespace lla::cuda::sm90::decode

@@ -1,232 +1,245 @@
-// What the converting warps do for one unit: the reference key, then tile after tile, then what is left over.
+// The warp that looks after units: before one is converted its query, reference key and scales, while the one before it
+// still is; after that the keys that were kept apart, and what the partial has beside its products.
 #pragma once
+
+#include <type_traits>
 
 #include "cuda/sm90/decode/convert.cuh"
 #include "cuda/tensor/scale.hpp"
 
 namespace lla::cuda::sm90::decode {
 
-template <class C>
-__device__ __forceinline__ float query_element(const Params& p, const Unit& u, int d) {
-  if (d >= p.dim) return 0;
-  const int64_t at = row_offset(p.q, u.batch, u.position, u.head) + d * p.q.stride[3];
-  const uint16_t bits = static_cast<const uint16_t*>(p.q.data)[at];
-  return C::kBf16 ? __uint_as_float(static_cast<uint32_t>(bits) << 16) : __half2float(__ushort_as_half(bits));
+template <bool kBf16>
+__device__ __forceinline__ uint32_t narrow_pair(float a, float b) {
+  if constexpr (kBf16) {
+    const __nv_bfloat162 x = __floats2bfloat162_rn(a, b);
+    return *reinterpret_cast<const uint32_t*>(&x);
+  } else {
+    return to_half_pair(a, b);
+  }
 }
+// Of each of a pair the larger (the smaller).
+template <bool kBf16>
+struct Pairs {
+  using T = std::conditional_t<kBf16, __nv_bfloat162, __half2>;
+  __device__ __forceinline__ static T of(uint32_t x) { return *reinterpret_cast<const T*>(&x); }
+  __device__ __forceinline__ static uint32_t bits(T x) { return *reinterpret_cast<const uint32_t*>(&x); }
+  __device__ __forceinline__ static uint32_t larger(uint32_t a, uint32_t b) { return bits(__hmax2(of(a), of(b))); }
+  __device__ __forceinline__ static uint32_t smaller(uint32_t a, uint32_t b) { return bits(__hmin2(of(a), of(b))); }
+};
 
 template <class C>
-struct UnitRun {
+struct UnitWarp {
+  static constexpr int kFirstTiles = kReferenceKeys / kWarpKeys, kSteps = C::kDim / 16;
+  using P = Pairs<C::kBf16>;
+
   Converter<C>& c;
   Shared<C>& s;
   const Params& p;
+  const FetchedUnit& fetched;
   const Unit& u;
-  Ring<C, Shared<C>>& ring;
-  bool invalid = false;
+  UnitState<C>& state;
+  const uint32_t base;  // position of the unit's first stage
+  const Steps<C> steps;
+  const int lane = threadIdx.x % 32;
 
-  __device__ __forceinline__ UnitRun(Converter<C>& converter, Ring<C, Shared<C>>& warp_ring, const Unit& unit)
-      : c(converter), s(converter.s), p(converter.p), u(unit), ring(warp_ring) {}
+  __device__ __forceinline__ UnitWarp(Converter<C>& converter, int index, uint32_t first)
+      : c(converter),
+        s(converter.s),
+        p(converter.p),
+        fetched(converter.s.units[index & 1]),
+        u(fetched.unit),
+        state(converter.s.state[index & 1]),
+        base(first),
+        steps(fetched) {}
 
-  // Largest over all converting warps of what each warp brings.
-  __device__ __forceinline__ float over_warps(float (&parts)[C::kWarps], float mine) {
-    if (c.lane == 0) parts[c.warp] = mine;
-    converters_sync<C>();
-    float all = parts[0];
-#pragma unroll
-    for (int w = 1; w < C::kWarps; ++w) all = fmaxf(all, parts[w]);
-    return all;
-  }
-
-  __device__ __forceinline__ int first_key(int tile) const {
-    return u.start + tile * kTileKeys + (c.warp % 4) * kWarpKeys;
-  }
-  __device__ __forceinline__ int tiles() const { return max(0, u.keys.end - u.start + kTileKeys - 1) / kTileKeys; }
-  // Empty ones, so that the next unit begins with the same warpgroup, whatever the block has done before.
-  __device__ __forceinline__ int padding() const {
-    constexpr int kAll = C::kConverterWarpgroups;
-    return p.invariant ? (kAll - (tiles() + 1) % kAll) % kAll : 0;
-  }
-  // Of this warpgroup, where the block has done so many.
-  __device__ __forceinline__ int first_tile(uint32_t tiles_done) const {
-    return static_cast<int>((c.warpgroup + C::kConverterWarpgroups - tiles_done % C::kConverterWarpgroups) %
-                            C::kConverterWarpgroups);
-  }
-  __device__ __forceinline__ void ask(int tile) {
-    if (tile < tiles()) ring.ask(p, u, first_key(tile), u.keys, invalid);
-  }
-  // The warp's first keys, before them those for the reference key, unless that is known.
-  __device__ __forceinline__ int reference_key() const { return aligned(u.row.begin) + c.warp * kWarpKeys; }
-  __device__ __forceinline__ void ask_first(bool known, uint32_t tiles_done) {
-    if (!known) ring.ask(p, u, reference_key(), u.row, invalid);
-    ask(first_tile(tiles_done));
+  __device__ __forceinline__ void wait(uint32_t position) const {
+    s.loaded[stage_of<C>(position)].wait(parity_of<C>(position));
   }
 
-  // The reference key, maximum and scales, from the row's first keys, sixteen a warp: the same for all parts of a row.
-  // Needs the query in query_centre. Its tile is the next in the ring.
-  __device__ void reference(uint32_t seen) {
-    const RawTile raw = ring.take(seen);
-    uint32_t unused[2 * C::kChunks];
-    float logit[4];
-    c.template logits<false>(logit, unused, raw.keys, seen);
-    // Without the heaviest: of equals the first.
-    const float top = over_warps(s.parts, Converter<C>::largest(logit));
-    constexpr int kNone = 1 << 20;
-    int key = kNone;
+  // The query, as it is.
+  __device__ __forceinline__ void load_query() const {
+    const uint16_t* const q = static_cast<const uint16_t*>(p.q.data);
+    const int64_t at = row_offset(p.q, u.batch, u.position, u.head);
 #pragma unroll
-    for (int j = 3; j >= 0; --j) key = logit[j] == top && top > -INFINITY ? c.warp * kWarpKeys + c.key_at(j) : key;
-    key = min(key, __shfl_xor_sync(0xffffffffu, key, 1));
-    key = min(key, __shfl_xor_sync(0xffffffffu, key, 2));
-    if (c.lane == 0) s.warp_max[c.warp] = key;
-    converters_sync<C>();
-    int heaviest = kNone;
-#pragma unroll
-    for (int w = 0; w < C::kWarps; ++w) heaviest = min(heaviest, s.warp_max[w]);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      if (c.warp * kWarpKeys + c.key_at(j) == heaviest) logit[j] = -INFINITY;
+    for (int d = lane; d < C::kDim; d += 32) {
+      const int to = d / 16 * 16 + d % 8 / 2 * 4 + d % 16 / 8 * 2 + d % 2;
+      reinterpret_cast<uint16_t*>(state.query)[to] = d < p.dim ? q[at + d * p.q.stride[3]] : 0;
     }
-    const float second = over_warps(s.more_parts, Converter<C>::largest(logit));
-    float weight[4], sum = 0;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      weight[j] = logit[j] > -INFINITY ? exp2_fast(2 * (logit[j] - second)) : 0;
-      sum += weight[j];
-    }
-    sum = keys_sum(sum);
-    float* const mine = s.scratch[c.warp];
-#pragma unroll
-    for (int i = 0; i < C::kChunks / 2; ++i) {
-      uint32_t k[4];
-      load_transposed(k, raw_at(raw_start(raw.keys), i));
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const float2 a = widen_pair<C::kBf16>(k[2 * h]), b = widen_pair<C::kBf16>(k[2 * h + 1]);
-        const float column = keys_sum(weight[0] * a.x + weight[1] * a.y + weight[2] * b.x + weight[3] * b.y);
-        if (c.lane % 4 == 0) mine[8 * (2 * i + h) + c.lane / 4] = column;
-      }
-    }
-    if (c.lane == 0) s.parts[c.warp] = sum;
-    converters_sync<C>();
-    const int thread = c.warp * 32 + c.lane;
-    if (thread < C::kDim) {
-      float total = 0, weights = 0;
-      for (int w = 0; w < C::kWarps; ++w) {
-        total += s.scratch[w][thread];
-        weights += s.parts[w];
-      }
-      s.centre[thread] = weights > 0 ? __bfloat162float(__float2bfloat16_rn(total / weights)) : 0;
-    }
-    converters_sync<C>();
-    float largest_key = 0, largest_value = 0;
-#pragma unroll
-    for (int i = 0; i < C::kChunks / 2; ++i) {
-      uint32_t k[4], v[4];
-      load_transposed(k, raw_at(raw_start(raw.keys), i));
-      load_transposed(v, raw_at(raw_start(raw.values), i));
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const float centre = s.centre[8 * (2 * i + j / 2) + c.lane / 4];
-        const float2 a = widen_pair<C::kBf16>(k[j]), b = widen_pair<C::kBf16>(v[j]);
-        const int at = 2 * (j % 2);
-        if (seen >> c.key_at(at) & 1) largest_key = fmaxf(largest_key, fabsf(a.x - centre));
-        if (seen >> c.key_at(at + 1) & 1) largest_key = fmaxf(largest_key, fabsf(a.y - centre));
-        largest_value = fmaxf(largest_value, fmaxf(fabsf(b.x), fabsf(b.y)));
-      }
-    }
-    largest_key = keys_max(largest_key), largest_value = keys_max(largest_value);
-#pragma unroll
-    for (int by = 4; by < 32; by *= 2) {
-      largest_key = fmaxf(largest_key, __shfl_xor_sync(0xffffffffu, largest_key, by));
-      largest_value = fmaxf(largest_value, __shfl_xor_sync(0xffffffffu, largest_value, by));
-    }
-    largest_key = over_warps(s.parts, largest_key);
-    largest_value = over_warps(s.more_parts, largest_value);
-    // To [2^-4, 2^-3): r reaches 2^11, so later elements may be 2^8 times larger.
-    c.key_scale = tensor::power_of_two_scale(largest_key) * 0x1p-18f;
-    c.value_scale = tensor::power_of_two_scale(largest_value) * 0x1p-18f;
-    const float from_max = second > -INFINITY ? second : top > -INFINITY ? top : 0;
-    c.max = static_cast<int>(ceilf(fmaxf(fminf(from_max, 1e6f), -1e6f)));
-    converters_sync<C>();
+    __syncwarp();
   }
 
-  // The maximum all warps go on with.
-  __device__ __forceinline__ void agree_on_maximum() {
-    if (c.lane == 0) s.warp_max[c.warp] = c.max;
-    converters_sync<C>();
-    int top = c.max;
-#pragma unroll
-    for (int w = 0; w < C::kWarps; ++w) top = max(top, s.warp_max[w]);
-    c.omega *= four_to(c.max - top);
-    c.max = top;
-    converters_sync<C>();
+  // Where the row's first keys lie, in tiles of sixteen.
+  __device__ __forceinline__ unsigned char* first_rows(int tile) const {
+    const int key = tile * kWarpKeys, stage = stage_of<C>(base) + key / C::kStageKeys;
+    return s.stage[stage < C::kStages ? stage : stage - C::kStages] + key % C::kStageKeys * 128;
   }
 
-  // Whether what is apart is too large for the scales.
-  __device__ __forceinline__ bool too_large() {
-    bool bad = false;
-    if (c.heaviest > -INFINITY) {
+  // The reference key, maximum and scales, from the row's first keys: the same for all parts of a row. One chain of
+  // latencies that a block's first unit waits for: two tiles at a time, sums on the tensor cores, nothing divided twice.
+  __device__ __forceinline__ void reference() {
+    c.unit = &state;
+    const int begin = u.row.begin - aligned(u.row.begin), end = u.row.end - aligned(u.row.begin);
+    const int tiles = min(kFirstTiles, (end + kWarpKeys - 1) / kWarpKeys);
+    uint32_t rows[kFirstTiles];
+#pragma unroll
+    for (int tile = 0; tile < kFirstTiles; ++tile) rows[tile] = shared_address(first_rows(tile));
 #pragma unroll 1
-      for (int word = c.lane; word < C::kDim / 2; word += 32) {
-        const float2 k = widen_pair<C::kBf16>(reinterpret_cast<const uint32_t*>(s.heaviest[c.warp][0])[word]);
-        const float2 v = widen_pair<C::kBf16>(reinterpret_cast<const uint32_t*>(s.heaviest[c.warp][1])[word]);
-        const float key = fmaxf(fabsf(k.x - s.centre[2 * word]), fabsf(k.y - s.centre[2 * word + 1])) * c.key_scale;
-        const float value = fmaxf(fabsf(v.x), fabsf(v.y)) * c.value_scale;
-        bad |= fmaxf(key, value) >= 31;
-      }
-    }
-    return bad;
-  }
-
-  // All tiles of the part and the one that takes the warps' lesser heaviest keys. Returns whether one of those is too
-  // large for the scales. `tiles_done`: of the block, so far; `fills`: of this warpgroup's stage.
-  // The warpgroup's first tile is asked for already.
-  __device__ bool stream(int partial, uint32_t tiles_done, uint32_t& fills) {
-    const int tiles = this->tiles();
-    const int own = first_tile(tiles_done);
-    c.clear();
+    for (int tile = 0; tile < kFirstTiles; tile += 2) {
+      float logit[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+      if (tile < tiles) {
+        wait(base + tile * kWarpKeys / C::kStageKeys);
+        unsigned char* const first = first_rows(tile);
+        const int from = tile * kWarpKeys;
+        if (from < begin || from + 2 * kWarpKeys > end) {
 #pragma unroll 1
-    for (int ahead = 1; ahead < C::kRawSlots; ++ahead) ask(own + C::kConverterWarpgroups * ahead);
-    int tile = own;
-#pragma unroll 1
-    for (; tile < tiles; tile += C::kConverterWarpgroups) {
-      const int chunk = tile / kRestart * kRestart;
-      if (chunk > 0 && tile - chunk < C::kConverterWarpgroups && chunk + C::kConverterWarpgroups <= tiles)
-        agree_on_maximum();
-      const uint32_t seen = seen_of(u.keys, first_key(tile));
-      c.template tile<true>(ring.take(seen), seen, (fills & 1) ^ 1, tile == 0 ? kFresh : 0, partial);
-      ++fills;
-      ask(tile + C::kConverterWarpgroups * C::kRawSlots);
-    }
-    if (c.lane == 0) s.heaviest_logit[c.warp] = c.heaviest;
-    const bool large = named_any(kConverterBarrier, C::kConverters, too_large());
-    const int padded = tiles + padding();
-#pragma unroll 1
-    for (; tile < padded; tile += C::kConverterWarpgroups) {
-      c.template tile<false>(ring.take_empty(), 0, (fills & 1) ^ 1, tile == 0 ? kFresh : 0, partial);
-      ++fills;
-    }
-    if (first_tile(tiles_done + padded) == 0) {
-      const int best = heaviest_warp();
-      const RawTile raw = ring.take_empty();  // nothing is in flight
-      uint32_t seen = 0;
-      if (c.warp % 4 == 0) {
-        for (int w = 0; w < C::kWarps; ++w) {
-          if (w == best || !(s.heaviest_logit[w] > -INFINITY)) continue;
-          seen |= 1u << w;
-          for (int which = 0; which < 2; ++which) {
-            for (int word = c.lane; word < C::kDim / 2; word += 32) {
-              *reinterpret_cast<uint32_t*>((which == 0 ? raw.keys : raw.values) + raw_offset(w, word / 4) +
-                                           word % 4 * 4) =
-                  reinterpret_cast<const uint32_t*>(s.heaviest[w][which])[word];
-            }
+          for (int i = 0; i < 2; ++i) {
+            unsigned char* const at = first + i * kWarpKeys * 128;
+            const uint32_t seen = seen_of(u.row, aligned(u.row.begin) + from + i * kWarpKeys);
+            clear_rows<C, C::kPartBytes>({at, at + c.kValues}, seen);
           }
         }
-        fence_async_proxy();
         __syncwarp();
+        const int upto = min(2 * kWarpKeys, end - from), start = max(0, begin - from);
+        const uint32_t seen = (0xffffffffu >> (32 - upto)) & (0xffffffffu << start);
+        uint32_t k[2][kSteps][4];
+        c.load(k, c.start_of(first));
+        c.logits(logit, k, seen);
       }
-      c.template tile<false>(raw, seen, (fills & 1) ^ 1, (padded == 0 ? kFresh : 0) | kEnd, partial);
-      ++fills;
+      if (lane % 4 == 0) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) s.first_logit[tile * kWarpKeys + c.key_at(j)] = logit[j];
+      }
     }
-    return large;
+    __syncwarp();
+    // Without the heaviest: of equals the first.
+    float own[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) own[j] = s.first_logit[32 * j + lane];
+    const auto largest = [&] { return warp_max(fmaxf(fmaxf(own[0], own[1]), fmaxf(own[2], own[3]))); };
+    const float top = largest();
+    uint32_t heaviest = kReferenceKeys;
+#pragma unroll
+    for (int j = 3; j >= 0; --j) heaviest = own[j] == top && top > -INFINITY ? 32 * j + lane : heaviest;
+    heaviest = __reduce_min_sync(0xffffffffu, heaviest);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) own[j] = static_cast<uint32_t>(32 * j + lane) == heaviest ? -INFINITY : own[j];
+    const float second = largest();
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      own[j] = own[j] > -INFINITY ? exp2_fast(2 * (own[j] - second)) : 0;
+      s.first_logit[32 * j + lane] = own[j];  // weights from here on
+      sum += own[j];
+    }
+    sum = warp_sum(sum);
+    __syncwarp();
+    const float inverse = sum > 0 ? 1 / sum : 0;
+    // Means on the tensor cores: weights are the first row of the left operand.
+    uint32_t weights[kFirstTiles][2];
+#pragma unroll
+    for (int tile = 0; tile < kFirstTiles; ++tile) {
+      const float2* const from = reinterpret_cast<const float2*>(&s.first_logit[tile * kWarpKeys]) + lane % 4;
+      const float2 near = from[0], far = from[4];
+      weights[tile][0] = lane < 4 ? narrow_pair<C::kBf16>(near.x, near.y) : 0;
+      weights[tile][1] = lane < 4 ? narrow_pair<C::kBf16>(far.x, far.y) : 0;
+    }
+    const uint32_t own_row = lane % 16 * 128;
+#pragma unroll 4
+    for (int i = 0; i < kSteps; ++i) {  // sixteen columns
+      float column[2][4]{};
+      const uint32_t at = own_row + i / 4 * C::kPartBytes + (((2 * i + lane / 16) % 8) ^ (lane & 7)) * 16;
+#pragma unroll
+      for (int tile = 0; tile < kFirstTiles; ++tile) {
+        if (tile >= tiles) break;
+        uint32_t k[4];  // keys 0-7 and 8-15 of eight columns, and of the next eight
+        load_transposed(k, rows[tile] + at);
+        const uint32_t left[4] = {weights[tile][0], 0, weights[tile][1], 0};
+        multiply_small<C::kBf16>(column[0], left, k[0], k[1]);
+        multiply_small<C::kBf16>(column[1], left, k[2], k[3]);
+      }
+      if (lane < 4) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          state.centre[16 * i + e / 2 * 8 + 2 * lane + e % 2] =
+              __bfloat162float(__float2bfloat16_rn(column[e / 2][e % 2] * inverse));
+        }
+      }
+    }
+    __syncwarp();
+    // The largest element, of the few rows that are not there too: they are zeros, and scales are loose.
+    float largest_key = 0, largest_value = 0;
+#pragma unroll 2
+    for (int i = 0; i < kSteps; ++i) {
+      const float* const centre = &state.centre[16 * i + 2 * (lane % 4)];
+      const float2 c_near = *reinterpret_cast<const float2*>(centre),
+                   c_far = *reinterpret_cast<const float2*>(centre + 8);
+      const uint32_t none[2] = {narrow_pair<C::kBf16>(c_near.x, c_near.y), narrow_pair<C::kBf16>(c_far.x, c_far.y)};
+      uint32_t high[2] = {none[0], none[1]}, low[2] = {none[0], none[1]}, value_high = 0, value_low = 0;
+      const uint32_t at = own_row + i / 4 * C::kPartBytes + (((2 * i + lane / 16) % 8) ^ (lane & 7)) * 16;
+#pragma unroll
+      for (int tile = 0; tile < kFirstTiles; ++tile) {
+        if (tile >= tiles) break;
+        uint32_t k[4], v[4];
+        load_matrix(k, rows[tile] + at);
+        load_matrix(v, rows[tile] + at + c.kValues);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          high[e / 2] = P::larger(high[e / 2], k[e]), low[e / 2] = P::smaller(low[e / 2], k[e]);
+          value_high = P::larger(value_high, v[e]), value_low = P::smaller(value_low, v[e]);
+        }
+      }
+      const auto add = [](float& to, uint32_t pair, float2 from) {
+        const float2 wide = widen_pair<C::kBf16>(pair);
+        to = fmaxf(to, fmaxf(fabsf(wide.x - from.x), fabsf(wide.y - from.y)));
+      };
+      add(largest_key, high[0], c_near), add(largest_key, low[0], c_near);
+      add(largest_key, high[1], c_far), add(largest_key, low[1], c_far);
+      add(largest_value, value_high, {0, 0}), add(largest_value, value_low, {0, 0});
+    }
+    largest_key = warp_max(largest_key), largest_value = warp_max(largest_value);
+    if (lane == 0) {
+      const float from_max = second > -INFINITY ? second : top > -INFINITY ? top : 0;
+      state.row_max = static_cast<int>(ceilf(fmaxf(fminf(from_max, 1e6f), -1e6f)));
+      // To [2^-4, 2^-3): r reaches 2^11, so later elements may be 2^8 times larger.
+      state.row_key_scale = tensor::power_of_two_scale(largest_key) * 0x1p-18f;
+      state.row_value_scale = tensor::power_of_two_scale(largest_value) * 0x1p-18f;
+    }
+    __syncwarp();
+  }
+  // The same, where the unit before has the same row.
+  __device__ __forceinline__ void copy(const UnitState<C>& from) const {
+    for (int i = lane; i < C::kDim / 4; i += 32) state.query[i] = from.query[i];
+    for (int d = lane; d < C::kDim; d += 32) state.centre[d] = from.centre[d];
+    if (lane == 0) {
+      state.row_max = from.row_max;
+      state.row_key_scale = from.row_key_scale, state.row_value_scale = from.row_value_scale;
+    }
+    __syncwarp();
+  }
+
+  // Before the unit is converted.
+  __device__ __forceinline__ void prepare(const UnitState<C>& before) {
+    if (fetched.known) {
+      copy(before);
+    } else {
+      load_query();
+      reference();
+    }
+    const float smaller = 1.0f / (1 << (kRedoBits * fetched.redo));
+    const float key_scale = state.row_key_scale * smaller;
+    for (int d = lane; d < C::kDim; d += 32) {
+      reinterpret_cast<float*>(state.scaled_centre)[d] = state.centre[d] * key_scale;
+    }
+    if (lane == 0) state.key_scale = key_scale, state.value_scale = state.row_value_scale * smaller;
+    __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < steps.before; ++i) {  // read, and not to be multiplied
+      const int stage = stage_of<C>(base + i);
+      if (lane == 0) s.head[stage].flags = kNothing;
+      __syncwarp();
+      s.full[stage].arrive_for_warp();
+    }
   }
 
   // Of all; of equals the first; -1: no key at all.
@@ -235,106 +248,106 @@ struct UnitRun {
     float top = -INFINITY;
 #pragma unroll
     for (int w = 0; w < C::kWarps; ++w) {
-      if (s.heaviest_logit[w] > top) top = s.heaviest_logit[w], best = w;
+      if (state.heaviest_logit[w] > top) top = state.heaviest_logit[w], best = w;
     }
     return best;
   }
 
-  // The sum of weights of all warps, and what was kept apart, into the partial.
-  __device__ void publish(float* partial) {
-    const float omega = keys_sum(c.omega);
-    if (c.lane == 0) s.parts[c.warp] = omega, s.warp_max[c.warp] = c.max;
-    const bool wrong = named_any(kConverterBarrier, C::kConverters, invalid) || u.invalid;
-    int top = s.warp_max[0];
-    for (int w = 1; w < C::kWarps; ++w) top = max(top, s.warp_max[w]);
-    const int thread = c.warp * 32 + c.lane;
+  // When all converting warps have left it: the keys they kept apart, all but the heaviest, are the first piece of the
+  // unit's last stage.
+  __device__ __forceinline__ void finish() {
+    static_assert(C::kWarps <= C::kPieceKeys);
+    const uint32_t position = base + steps.before + steps.tiles;
+    const int stage = stage_of<C>(position), best = heaviest_warp();
+    int top = state.max[0];
+    for (int w = 1; w < C::kWarps; ++w) top = max(top, state.max[w]);
+    c.begin(state, top);
+    const bool there = lane < C::kWarps && lane != best && state.heaviest_logit[lane % C::kWarps] > -INFINITY;
+    const uint32_t seen = __ballot_sync(0xffffffffu, there);
+    wait(position);
+#pragma unroll 4
+    for (int e = lane; e < C::kPieceKeys * 2 * C::kChunks; e += 32) {
+      const int row = e / (2 * C::kChunks), which = e / C::kChunks % 2, chunk = e % C::kChunks;
+      uint4 x = make_uint4(0, 0, 0, 0);
+      if (seen >> row & 1) x = reinterpret_cast<const uint4*>(state.heaviest[row % C::kWarps][which])[chunk];
+      *reinterpret_cast<uint4*>(s.stage[stage] + which * c.kValues + raw_offset<C::kPartBytes>(row, chunk)) = x;
+    }
+    __syncwarp();
+    c.template piece<false>(s.stage[stage], s.root[stage], seen);
+    const bool large = __any_sync(0xffffffffu, lane < C::kWarps && state.large[lane % C::kWarps] != 0);
+    if (lane == 0) {
+      reinterpret_cast<PartialHead*>(p.partials + int64_t{u.partial} * partial_floats(C::kDim))->again[2] = large;
+      if (large) s.overflow = 1;
+      StageHead& head = s.head[stage];
+      head.max[0] = head.max[1] = c.max;
+      head.flags = (steps.tiles == 0 ? kUnitBegins : 0) | kUnitEnds, head.partial = u.partial;
+    }
+    fence_async_proxy();
+    __syncwarp();
+    s.full[stage].arrive_for_warp();
+    publish(best, warp_sum(lane % 4 == 0 ? c.omega : 0));
+  }
+
+  // What the partial has beside its products. `omega`: of the keys kept apart, relative to this warp's maximum.
+  __device__ __forceinline__ void publish(int best, float omega) const {
+    float* const partial = p.partials + int64_t{u.partial} * partial_floats(C::kDim);
     float* const vectors = partial + kPartialHead;
-    const int best = heaviest_warp();
-    const float logit = best < 0 ? 0 : s.heaviest_logit[best];
+    const float logit = best < 0 ? 0 : state.heaviest_logit[best];
     const float whole = ceilf(fmaxf(fminf(logit, 1e6f), -1e6f));
     const float root = __half2float(__float2half_rn(exp2_fast(logit - whole + kRootExponent)));
-    if (thread < C::kDim) {
+#pragma unroll
+    for (int d = lane; d < C::kDim; d += 32) {
       float key = 0, value = 0;
       if (best >= 0) {
-        const float2 k = widen_pair<C::kBf16>(reinterpret_cast<const uint16_t*>(s.heaviest[best][0])[thread]);
-        const float2 v = widen_pair<C::kBf16>(reinterpret_cast<const uint16_t*>(s.heaviest[best][1])[thread]);
-        const float centred = __half2float(__float2half_rn(fmaf(k.x, c.key_scale, -s.query_centre[thread].y)));
+        const float2 k = widen_pair<C::kBf16>(reinterpret_cast<const uint16_t*>(state.heaviest[best][0])[d]);
+        const float2 v = widen_pair<C::kBf16>(reinterpret_cast<const uint16_t*>(state.heaviest[best][1])[d]);
+        const float scaled = reinterpret_cast<const float*>(state.scaled_centre)[d];
+        const float centred = __half2float(__float2half_rn(fmaf(k.x, state.key_scale, -scaled)));
         key = __half2float(__float2half_rn(centred * root)) / root;  // as the others are rounded
         value = v.x;
       }
-      vectors[thread] = s.centre[thread];
-      vectors[C::kDim + thread] = key;
-      vectors[2 * C::kDim + thread] = value;
+      vectors[d] = state.centre[d];
+      vectors[C::kDim + d] = key;
+      vectors[2 * C::kDim + d] = value;
     }
-    if (thread == 0) {
+    if (lane == 0) {
       PartialHead& head = *reinterpret_cast<PartialHead*>(partial);
-      float sum = 0;
-      for (int w = 0; w < C::kWarps; ++w) sum += four_to(s.warp_max[w] - top) * s.parts[w];
-      head.omega_max = top;
+      float sum = omega;
+      for (int w = 0; w < C::kWarps; ++w) sum += four_to(max(state.max[w] - c.max, -100)) * state.omega[w];
+      head.omega_max = c.max;
       head.omega = sum;
       head.heaviest_max = static_cast<int>(whole);
       head.heaviest_omega = best < 0 ? 0 : root * root;
-      head.key_scale = c.key_scale, head.value_scale = c.value_scale;
-      head.invalid = wrong;
+      head.key_scale = state.key_scale, head.value_scale = state.value_scale;
+      head.invalid = *static_cast<const volatile int32_t*>(&fetched.missing) || u.invalid;
     }
-    converters_sync<C>();
   }
 };
 
-// The n-th unit of the block from start to end; meanwhile the next one is taken and its first keys are asked for.
-// `ahead`: that was done for this one. `tiles_done` and `fills` as in stream; `attempts` counts all of the block.
-struct Ahead {
-  bool asked = false, invalid = false;
-};
+// All units of the block.
 template <class C>
-__device__ __forceinline__ void take_unit(Shared<C>& s, const Params& p, Unit& to) {
-  to.local = -1;
-  if (s.walk.left == 0) return;
-  to = take(p, s.walk);
-  record_row(p, to);
-}
-template <class C>
-__device__ __forceinline__ void run_unit(Converter<C>& c, Ring<C, Shared<C>>& ring, int n, Ahead& ahead,
-                                         uint32_t& tiles_done, uint32_t& fills, uint32_t& attempts) {
-  Shared<C>& s = c.s;
-  const Params& p = c.p;
-  const Unit& u = s.units[n % 2];
-  Unit& next = s.units[(n + 1) % 2];
-  UnitRun<C> run(c, ring, u);
-  run.invalid = ahead.invalid;
-  const int thread = c.warp * 32 + c.lane;
-  const bool known = s.row.local == u.local;
-  if (!ahead.asked) run.ask_first(known, tiles_done);
-  if (u.first) run.invalid |= others_miss_a_page(p.cache, u, thread, C::kConverters);
-  if (known) {
-    c.key_scale = s.row.key_scale, c.value_scale = s.row.value_scale, c.max = s.row.max;
-  } else {
-    if (thread < C::kDim) s.query_centre[thread].x = query_element<C>(p, u, thread) * p.half_scale;
-    converters_sync<C>();
-    run.reference(seen_of(u.row, run.reference_key()));
-    if (thread == 0) s.row = {u.local, c.max, c.key_scale, c.value_scale};
-  }
+__device__ __forceinline__ void look_after_units(Shared<C>& s, const Params& p) {
+  Converter<C> converter(s, p, threadIdx.x % 32);
+  uint32_t base = 0, base_before = 0;
+  int last = kNoMore;
 #pragma unroll 1
-  for (int redo = 0;; ++redo) {
-    if (thread < C::kDim) s.query_centre[thread].y = s.centre[thread] * c.key_scale;
-    if (thread == 0) s.overflow = 0;
-    converters_sync<C>();
-    const bool large = run.stream(u.partial, tiles_done, fills);
-    tiles_done += run.tiles() + run.padding() + 1;
-    if (thread == 0 && redo == 0) take_unit(s, p, next);
-    run.publish(p.partials + int64_t{u.partial} * partial_floats(C::kDim));
-    const uint32_t before = ring.asked;
-    UnitRun<C> following(c, ring, next);
-    ahead.asked = next.local >= 0;
-    if (ahead.asked) following.ask_first(next.local == u.local, tiles_done);
-    ahead.invalid = following.invalid;
-    s.finished.wait(attempts++ & 1);
-    if (!(large || s.overflow) || redo == kMostRedos) break;
-    for (uint32_t i = before; i < ring.asked; ++i) ring.take(0xffffu);  // not yet
-    c.key_scale *= 1.0f / (1 << kRedoBits);
-    c.value_scale *= 1.0f / (1 << kRedoBits);
-    converters_sync<C>();
-    run.ask(run.first_tile(tiles_done));
+  for (int index = 0;; ++index) {
+    const int slot = index & 1;
+    s.taken[slot].wait((index / 2) & 1);
+    const int local = s.units[slot].unit.local;
+    if (local >= 0) UnitWarp<C>(converter, index, base).prepare(s.state[slot ^ 1]);
+    __syncwarp();
+    s.ready[slot].arrive_for_warp();
+    if (index > 0) {  // the last unit's end, now that the beginning of the next is out of the way
+      s.left[slot ^ 1].wait(((index - 1) / 2) & 1);
+      if (last >= 0) UnitWarp<C>(converter, index - 1, base_before).finish();
+      __syncwarp();
+      s.done[slot ^ 1].arrive_for_warp();
+    }
+    if (local == kNoMore) break;
+    last = local;
+    base_before = base;
+    if (local >= 0) base += Steps<C>(s.units[slot]).count();
   }
 }
 

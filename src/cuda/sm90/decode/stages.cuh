@@ -1,0 +1,140 @@
+// What passes between the warps of a block of the streaming kernel.
+//
+// Keys and values lie in a ring of stages as the copy engine left them, are converted where they lie, and are
+// multiplied from there. One or two warps fetch (four of single rows), others convert, each a stage of its own, one
+// looks after the beginnings and ends of units, one or two warpgroups multiply.
+#pragma once
+
+#include "cuda/sm90/decode/load.cuh"
+
+namespace lla::cuda::sm90::decode {
+
+// Named barriers: of the fetching warps, and of each multiplying warpgroup.
+inline constexpr int kFetcherBarrier = kConverterBarrier, kMultiplierBarrier = kConverterBarrier + 1;
+
+// kSmallPages: rows come one by one (load.cuh).
+template <int kDim_, bool kBf16_, bool kSmallPages_>
+struct Config {
+  static constexpr int kDim = kDim_;
+  static constexpr bool kBf16 = kBf16_, kSmallPages = kSmallPages_;
+  static constexpr int kChunks = kDim / 8;        // of 16 bytes, of a row
+  static constexpr int kParts = kDim / 64;        // 64 columns of the keys, and as many of the values
+  static constexpr int kMultipliers = kDim / 64;  // warpgroups
+  static constexpr int kFetchers = (kSmallPages ? 4 : 2) / kMultipliers;  // warps
+  static constexpr int kThreads = 512;
+  // Warps that convert. One more looks after the units.
+  static constexpr int kWarps = kThreads / 32 - 4 * kMultipliers - kFetchers - 1, kConverters = 32 * kWarps;
+  static constexpr int kStages = 12;
+  static constexpr int kStageKeys = 4096 / kDim;
+  static constexpr int kPieces = 2, kPieceKeys = kStageKeys / kPieces;  // what a warp has in registers at a time
+  static constexpr int kPartBytes = kStageKeys * 128;
+  static constexpr int kStageBytes = 2 * kParts * kPartBytes;
+  static constexpr int kRestart = 1024 / kStageKeys;  // stages after which sums on the tensor cores start anew
+};
+
+inline constexpr int kReferenceKeys = 128;  // the row's first, for the reference key
+
+enum StageFlags : int32_t {
+  kUnitBegins = 1,
+  kUnitEnds = 2,  // only its first piece counts: keys that were kept apart
+  kNothing = 4,   // no keys to multiply
+  kStop = 8,
+};
+
+struct alignas(16) StageHead {
+  int32_t max[2];  // of each piece
+  int32_t flags, partial;
+};
+
+// What the fetching warps tell of a unit.
+inline constexpr int kNoUnit = -1, kNoMore = -2;  // in `unit.local`: none for now, none any more
+struct FetchedUnit {
+  Unit unit;
+  int32_t before;  // stages of the row's first keys, where the unit does not begin with them
+  int32_t redo;    // how often it has been tried before
+  int32_t known;   // its row is that of the unit before
+  int32_t missing;
+};
+
+inline constexpr int kPosted = 64;
+
+// A unit at work; there is room for two.
+template <class C>
+struct UnitState {
+  alignas(16) unsigned char heaviest[C::kWarps][2][C::kDim * 2];
+  uint2 query[C::kDim / 4];           // of sixteen columns, by t: 2 t, 2 t + 1, 2 t + 8, 2 t + 9
+  float2 scaled_centre[C::kDim / 2];  // reference key times the keys' scale
+  float centre[C::kDim];
+  int32_t row_max;                       // of the row's first keys
+  float row_key_scale, row_value_scale;  // from them
+  float key_scale, value_scale;
+  // Of each converting warp, at its end of the unit.
+  float heaviest_logit[C::kWarps], omega[C::kWarps];
+  int32_t max[C::kWarps], large[C::kWarps];
+  int32_t posted[kPosted];  // the maximum of each stage
+};
+
+template <class C>
+struct Shared {
+  alignas(1024) unsigned char stage[C::kStages][C::kStageBytes];
+  alignas(128) uint16_t root[C::kStages][C::kStageKeys][8];  // the first of eight; the others are 0
+  UnitState<C> state[2];
+  float first_logit[kReferenceKeys];
+  FetchedUnit units[2];
+  Walk start;
+  int32_t overflow;  // some unit is to be repeated
+  StageHead head[C::kStages];
+  Barrier loaded[C::kStages], full[C::kStages], empty[C::kStages];
+  // Of units: fetched, ready to be converted, left by all converting warps, and done with.
+  Barrier taken[2], ready[2], left[2], done[2];
+};
+
+// Stages are counted over the block's life.
+template <class C>
+__device__ __forceinline__ int stage_of(uint32_t position) {
+  return position % C::kStages;
+}
+template <class C>
+__device__ __forceinline__ uint32_t parity_of(uint32_t position) {
+  return (position / C::kStages) & 1;
+}
+
+// The stages of a unit, in order: the row's first keys where the unit needs them beside its own, its tiles, and one for
+// the keys that were kept apart.
+template <class C>
+struct Steps {
+  int before, tiles;
+  __device__ __forceinline__ explicit Steps(const FetchedUnit& u)
+      : before(u.before), tiles(max(0, u.unit.keys.end - u.unit.start + C::kStageKeys - 1) / C::kStageKeys) {}
+  __device__ __forceinline__ int count() const { return before + tiles + 1; }
+};
+
+// D (16 x 8) += A (16 x 16) B (16 x 8).
+template <bool kBf16>
+__device__ __forceinline__ void multiply_small(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  if constexpr (kBf16) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  } else {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+}
+// Four 8 x 8 matrices: a thread has columns 2t, 2t + 1 of row g of each.
+__device__ __forceinline__ void load_matrix(uint32_t (&to)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void store_matrix(uint32_t address, const uint32_t (&x)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x[0]), "r"(x[1]),
+               "r"(x[2]), "r"(x[3])
+               : "memory");
+}
+
+}  // namespace lla::cuda::sm90::decode
