@@ -138,6 +138,21 @@ TEST_P(GpuDecode, GroupsOfPeakedKinds) {
   }
 }
 
+// At head dimension 64 a group takes two passes only where there are many key heads.
+TEST_P(GpuDecode, GroupsOfManyKeyHeads) {
+  std::vector<CachedSequence> sequences;
+  for (int64_t b = 0; b < 64; ++b) sequences.push_back({1, b % 16 == 0 ? 1500 : 40 + 5 * b});
+  for (const data::Kind kind : {data::Kind::randn, data::Kind::queries6, data::Kind::mean30}) {
+    for (const int64_t group : {3, 4, 7}) {
+      SCOPED_TRACE(data::name(kind));
+      CacheSpec spec = decoding(64, sequences, group == 4 ? 16 : 0);
+      spec.heads_q = 2 * group;
+      expect_right(spec, kind);
+      if (HasFailure() || IsSkipped()) return;
+    }
+  }
+}
+
 TEST_P(GpuDecode, QueriesOfEveryNumber) {
   for (const int64_t queries : {2, 3, 4, 6, 8, 10}) {
     for (const int64_t left : {-1, 100}) {
