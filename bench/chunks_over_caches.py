@@ -106,7 +106,7 @@ def mixed():
                  f"{both / (decoders + chunk):.2f}")
 
 
-QUERIES = (1, 2, 4, 8, 16, 17, 32, 33, 64, 128)
+QUERIES = (1, 2, 4, 8, 16, 17, 32, 33, 64, 128, 129, 256, 512)
 
 
 def queries():

@@ -142,7 +142,11 @@ void run_degenerate_case(const FuzzCase& c, uint64_t seed) {
   const double slack = large_keys ? 20 : 5;  // against these keys the ridge is 1e-4 of what it says
   // Sums of differences that were corrected for their own rounding have twice the digits of their type, no more.
   const double epsilon = spec.dtype == DType::f64 ? 0x1p-52 : 0x1p-23;
+  const double long_products =
+      longest_row(saved_x(spec, truth.forward.saved), spec.dim) * longest_row(inputs.k, spec.dim);
   const double floor = 16 * epsilon * epsilon * gradient_summands(spec, inputs, truth.forward);
+  const double floor_of_dx = 16 * epsilon * epsilon * longest_row(inputs.grad_o, spec.value_dim) *
+                             longest_row(inputs.v, spec.value_dim) * longest_row(inputs.k, spec.dim);
   for (const std::string& name : implementations_under_test()) {
     if (!takes(name, spec)) continue;
     SCOPED_TRACE(name);
@@ -151,7 +155,8 @@ void run_degenerate_case(const FuzzCase& c, uint64_t seed) {
     const Backward gradients = run_backward(spec, inputs, got.saved, name);
     ASSERT_EQ(gradients.status, LLA_OK) << gradients.message;
     const Backward &want = truth.backward, &moved = truth.moved_backward;
-    bool solved = true;
+    // The reference hands x on in the type's precision and does not say where that shows.
+    bool solved = name != "reference" || epsilon * long_products < 1e-3;
     for (const RowInfo* info : {&got.info, &gradients.info}) {
       for (const int status : info->status) solved &= status == LLA_ROW_OK;
     }
@@ -163,7 +168,7 @@ void run_degenerate_case(const FuzzCase& c, uint64_t seed) {
     check({"dq", gradients.dq, want.dq, moved.dq, spec.output()}, slack * known.gradient, floor);
     check({"dk", gradients.dk, want.dk, moved.dk, spec.output()}, slack * known.gradient, floor);
     check({"dv", gradients.dv, want.dv, moved.dv, spec.output()}, slack * known.gradient);
-    check({"dx", gradients.dx, want.dx, moved.dx, spec.output()}, slack * known.gradient);
+    check({"dx", gradients.dx, want.dx, moved.dx, spec.output()}, slack * known.gradient, floor_of_dx);
     if (spec.ridge == RidgeShape::token || spec.ridge == RidgeShape::dimension) {
       check({"dridge", gradients.dridge, want.dridge, moved.dridge, spec.ridge_dtype()}, slack * known.gradient);
     }

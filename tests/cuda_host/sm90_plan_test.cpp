@@ -268,7 +268,12 @@ TEST(Sm90Plan, WhereDecodeAndForwardCross) {
   EXPECT_FALSE(has_forward_part(grouped)) << "four queries of eight heads";
   core::Problem given = over_cache(1, 8, 33, 65536, 128);
   given.ridge = core::RidgeShape::none;
-  EXPECT_EQ(most_rows(given), 32);
+  EXPECT_EQ(most_rows(given), kGivenXCrossing.most);
+  given.batch = 4;
+  EXPECT_LT(most_rows(given), kGivenXCrossing.most);
+  EXPECT_GT(most_rows(given), kGivenXCrossing.fewest);
+  given.batch = 32;
+  EXPECT_EQ(most_rows(given), kGivenXCrossing.fewest);
 }
 
 TEST(Sm90Plan, BatchInvariantWhereItHolds) {

@@ -28,6 +28,7 @@ struct ForwardItem {
 struct HeadScales {
   float key, value, key_norm;
   bool shifted;  // the keys' common part was taken away
+  bool marked;   // it has a key or value that is not kOrdinary
 
   __device__ __forceinline__ HeadScales(const ForwardParams& params, int copy_index) {
     const uint4 head = *reinterpret_cast<const uint4*>(params.heads + copy_index);
@@ -35,6 +36,7 @@ struct HeadScales {
     value = power_of_two_scale(__uint_as_float(head.y));
     key_norm = fmaxf(__uint_as_float(head.z), 1.0f);  // also where all keys are zero: scales are made of it
     shifted = head.w & kShifted;
+    marked = head.w & ~kShifted;
   }
 };
 
@@ -54,10 +56,10 @@ struct OwnRows {
 };
 
 // The marks of the keys and values that a thread's rows see, all or-ed. Looked up only where the head has any.
-__device__ __forceinline__ void marks_seen(Pair<uint32_t>& marks, const ForwardParams& params, int copy_index,
+__device__ __forceinline__ void marks_seen(Pair<uint32_t>& marks, const ForwardParams& params, const HeadScales& head,
                                            int64_t key_row, const Pair<KeyRange>& keys, const Lane& lane) {
   marks[0] = marks[1] = kOrdinary;
-  if ((params.heads[copy_index].marked & ~kShifted) == 0) return;
+  if (!head.marked) return;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     uint32_t seen = 0;

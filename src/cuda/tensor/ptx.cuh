@@ -22,10 +22,8 @@ __device__ __forceinline__ void wait_copied_ahead() { asm volatile("cp.async.wai
 
 // The named barriers of a block. 0 is __syncthreads; no kernel uses two of the others that overlap.
 enum NamedBarrier : int {
-  kWarpgroupBarrier = 1,   // + consumer warpgroup: its 128 threads
-  kConverterBarrier = 1,   // decode: the warps that convert keys and values
-  kFetcherBarrier = 2,     // decode: those that fetch them
-  kMultiplierBarrier = 3,  // decode: + warpgroup that multiplies them
+  kWarpgroupBarrier = 1,  // + consumer warpgroup: its 128 threads
+  kConverterBarrier = 1,  // decode: the warps that convert keys and values
 };
 __device__ __forceinline__ void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");

@@ -217,8 +217,11 @@ __device__ __forceinline__ void logit_shift(Pair<float>& to, const ForwardParams
 }
 
 // λ of a row that has one number.
+__device__ __forceinline__ const float* row_ridge_at(const Ridge& ridge, const QueryBlock& block, int64_t row) {
+  return ridge.data + block.batch * ridge.batch + (block.start_q + row) * ridge.position + block.head * ridge.head;
+}
 __device__ __forceinline__ float row_ridge(const Ridge& ridge, const QueryBlock& block, int64_t row) {
-  return ridge.data[block.batch * ridge.batch + (block.start_q + row) * ridge.position + block.head * ridge.head];
+  return *row_ridge_at(ridge, block, row);
 }
 
 // κ² λ per dimension, into fragment order. Dimensions with λ = +inf leave the right-hand side and the mean key; a row

@@ -276,13 +276,6 @@ struct Ring {
     }
   }
 
-  // A tile the warp fills itself, with all its threads; taken at once.
-  __device__ __forceinline__ RawTile take_empty() {
-    if (threadIdx.x % 32 == 0) barrier(asked).arrive();
-    ++asked;
-    return take(0);
-  }
-
   // The oldest tile asked for, once it is there. Rows that are not in `seen` are zeros.
   __device__ __forceinline__ RawTile take(uint32_t seen) {
     const RawTile here = tile(taken);

@@ -22,7 +22,6 @@ struct SolveShared {
   float pieces[kPiecesAtOnce][kDim];
   float mean_key[kDim], stream_mean[kDim], from_mean[kDim], x[kDim];
   float mean_value[kDim], value_sum[kDim];
-  float ridge[kDim];  // in the matrix's units
   float output[kDim / 16][kOutputSums][16];
   float stream_x, from_mean_x;
   int32_t bad;

@@ -9,12 +9,11 @@
 
 namespace lla::cuda::sm90::decode {
 
-// A row whose output may be off by a hundredth by what rounding has taken says so. What is undecided of E = (k - mean).x
-// is a share of the root of Σ (diagonal before the mean was taken off) x²: 2^-20 by sums in fp32, which keep some twenty
-// bits, and 2^-12 for every key on its own, for K'' is rounded. The output shows that times the size of a value; of the
-// second what weights of many keys leave of it and what the fit does not follow: it follows one key for each of its
-// degrees of freedom. Limits are from an H200 (docs/notebook/2026-11-16-hopper-decode.md).
-inline constexpr float kSumNoise = 0x1p-20f, kKeyNoise = 2e-4f;
+// A row whose output may be off by a hundredth by what its sums have lost says so. Sums in fp32 on tensor cores keep some
+// twenty bits: of E = (k - mean).x they leave 2^-20 of the root of Σ (diagonal before the mean was taken off) x²
+// undecided, and the output shows that times the size of a value. The limit is from an H200
+// (docs/notebook/2026-11-16-hopper-decode.md).
+inline constexpr float kSumNoise = 0x1p-20f;
 inline constexpr float kMostNoise = 1.6e-2f;
 inline constexpr float kUsualOfLargest = 0.42f;  // a usual value over a usual output, from the largest of both
 
@@ -52,7 +51,6 @@ struct RowSolve : RowParts<kDim, kCluster, kBundle> {
       m.rhs[d] = removed ? 0 : (q - reference) * key_scale - mean;
       m.start[d] = removed ? 1 : fmaf(stream / total * s.stream_mean[d], s.stream_mean[d], diagonal) + scaled;
       m.limit[d] = m.start[d] * (ridge > 0 ? 0x1p-20f : 0x1p-16f);
-      s.ridge[d] = removed ? 1 : scaled;
       s.x[d] = removed;
     }
     if (bad) s.bad = 1;
@@ -133,26 +131,15 @@ struct RowSolve : RowParts<kDim, kCluster, kBundle> {
       atomicMax(largest, __float_as_uint(fabsf(o)));
     }
   }
-  // Whether what rounding has taken may show in the output. By a warp of the first block.
+  // Whether what the sums have lost may show in the output. By a warp of the first block.
   __device__ bool doubtful() const {
-    const auto plus = [](float a, float b) { return a + b; };
-    float squares = 0, freedom = 0, heaviest = 0;
+    float squares = 0;
 #pragma unroll
-    for (int d = lane; d < kDim; d += 32) {
-      squares = fmaf(s.matrix.start[d] * s.x[d], s.x[d], squares);
-      freedom += 1 - fminf(1.0f, s.ridge[d] / s.matrix.pivot[d]);
-    }
-#pragma unroll 1
-    for (int i = lane; i < parts; i += 32) heaviest = fmaxf(heaviest, s.heaviest_share[i]);
-    squares = warp_reduce(squares, plus), freedom = warp_reduce(freedom, plus);
-    heaviest = warp_reduce(heaviest, [](float a, float b) { return fmaxf(a, b); });
-    // Σ p² is at most the heaviest share; of a key with most of the weight its own mean leaves the rest.
-    const float rest = 1 - heaviest, spread = heaviest > 0.5f ? 2 * rest * rest : heaviest;
-    const float keys = kKeyNoise * kKeyNoise * spread * fmaxf(0.0f, 1 - freedom * heaviest);
+    for (int d = lane; d < kDim; d += 32) squares = fmaf(s.matrix.start[d] * s.x[d], s.x[d], squares);
+    squares = warp_reduce(squares, [](float a, float b) { return a + b; });
     const float value = 0x1p-3f / value_scale;  // above the largest, by up to two
     const float output = __uint_as_float(s.largest_output);
-    const float noise = kUsualOfLargest * sqrtf(squares * (kSumNoise * kSumNoise + keys)) * value;
-    return output > 0 && noise > kMostNoise * output;
+    return output > 0 && kSumNoise * kUsualOfLargest * sqrtf(squares) * value > kMostNoise * output;
   }
   __device__ void store(int j, float o) {
     const int64_t at = row_offset(p.o, record.batch, record.position, record.head);

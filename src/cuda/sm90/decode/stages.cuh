@@ -9,6 +9,9 @@
 
 namespace lla::cuda::sm90::decode {
 
+// Named barriers: of the fetching warps, and of each multiplying warpgroup.
+inline constexpr int kFetcherBarrier = kConverterBarrier, kMultiplierBarrier = kConverterBarrier + 1;
+
 // kSmallPages: rows come one by one (load.cuh).
 template <int kDim_, bool kBf16_, bool kSmallPages_>
 struct Config {

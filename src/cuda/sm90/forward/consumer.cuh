@@ -74,12 +74,21 @@ struct ForwardConsumer : Solver<Config> {
   // The scratch vector the right-hand side is kept in: the mean value is made after the solve.
   static constexpr int kTarget = WorkspaceLayout::kMeanV;
 
+  // So that prepare need not wait for it behind the means.
+  __device__ __forceinline__ void prefetch_ridge(const Lane& lane) const {
+    const ForwardItem b = tiles().item;
+    const OwnRows own_rows(b.block, tiles().first_row, lane);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) touch(row_ridge_at(params.ridge, b.block, own_rows.row[r]));
+  }
+
   // Means, right-hand side, ridge and the first direction. Returns whether a row of this thread is to be solved.
   __device__ __forceinline__ bool prepare(DirectionWords& direction, Direction& d) {
     Solve solve;
     Vector mean;
     Pair<float> bounds, balance;
     const Lane lane = Base::own_lane();
+    prefetch_ridge(lane);
     find_means(mean, solve.omega, bounds, balance);
     SolveMemory::store_course(this->row_state(), {{0, 0}, {0, 0}, {balance[0], balance[1]}, {0, 0}}, lane);
     Fragment<kDim>::store(this->section(WorkspaceLayout::kMeanK), mean, lane.thread);
@@ -91,7 +100,7 @@ struct ForwardConsumer : Solver<Config> {
     Pair<uint32_t> marks;
     Pair<KeyRange> keys;
     this->visible(keys, lane);
-    marks_seen(marks, params, b.copy_index, b.key_row, keys, lane);
+    marks_seen(marks, params, head, b.key_row, keys, lane);
     Pair<float> back;  // fp16 query -> query in units of the keys
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -446,14 +455,20 @@ struct ForwardConsumer : Solver<Config> {
         scale[r] = solve.status[r] == LLA_ROW_NAN ? NAN : x ? head.key : 1.0f / (value ? head.value : head.key);
       }
       const float4* const from = reinterpret_cast<const float4*>(this->section(which)) + lane.thread;
-#pragma unroll 4
-      for (int i = 0; i < kDim / 8; ++i) {
-        const float4 v = __ldcg(from + i * kWarpgroupThreads);
-        float2 c = make_float2(0, 0);
-        if (head.shifted && which == WorkspaceLayout::kMeanK) c = key_shift<kDim>(params, copy_index, i, lane);
-        const Pair<float> seen = {solve.omega[0] > 0 ? 1.0f : 0.0f, solve.omega[1] > 0 ? 1.0f : 0.0f};
-        store(i, make_float4(fmaf(v.x, scale[0], seen[0] * c.x), fmaf(v.y, scale[0], seen[0] * c.y),
-                             fmaf(v.z, scale[1], seen[1] * c.x), fmaf(v.w, scale[1], seen[1] * c.y)));
+      const Pair<float> seen = {solve.omega[0] > 0 ? 1.0f : 0.0f, solve.omega[1] > 0 ? 1.0f : 0.0f};
+      const bool shifted = head.shifted && which == WorkspaceLayout::kMeanK;
+      constexpr int kTogether = 8;  // under way at once: every batch waits for memory
+#pragma unroll 1
+      for (int first = 0; first < kDim / 8; first += kTogether) {
+        float4 v[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) v[i] = __ldcg(from + (first + i) * kWarpgroupThreads);
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const float2 c = shifted ? key_shift<kDim>(params, copy_index, first + i, lane) : make_float2(0, 0);
+          store(first + i, make_float4(fmaf(v[i].x, scale[0], seen[0] * c.x), fmaf(v[i].y, scale[0], seen[0] * c.y),
+                                       fmaf(v[i].z, scale[1], seen[1] * c.x), fmaf(v[i].w, scale[1], seen[1] * c.y)));
+        }
       }
     }
   }
@@ -465,8 +480,12 @@ struct ForwardConsumer : Solver<Config> {
     const Lane lane = Base::own_lane();
     const OwnRows own_rows(b.block, tiles().first_row, lane);
     const HeadScales head = tiles().head;
+    // All that is read here is under way before any of it is used.
     Solve solve;
+    Course course;
     SolveMemory::load(this->row_state(), solve, lane);
+    SolveMemory::fetch_course(course, this->row_state(), lane);
+    const float value = __uint_as_float(params.heads[b.copy_index].largest_value);
     Pair<float> total, excess, scale;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -498,9 +517,6 @@ struct ForwardConsumer : Solver<Config> {
                        shared.spare_operand(warpgroup));
     if (params.saved.x != nullptr) save_vectors(b.block, b.copy_index, head, solve, lane);
     if (lane.column != 0) return;
-    const float value = __uint_as_float(params.heads[b.copy_index].largest_value);
-    Course course;
-    SolveMemory::fetch_course(course, this->row_state(), lane);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (!own_rows.exists[r]) continue;

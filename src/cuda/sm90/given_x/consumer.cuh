@@ -324,7 +324,7 @@ struct GivenXConsumer {
     Pair<uint32_t> marks;
     Pair<KeyRange> keys;
     visible(keys, lane);
-    marks_seen(marks, params, b.copy_index, b.key_row, keys, lane);
+    marks_seen(marks, params, head, b.key_row, keys, lane);
     Pair<float> omega, sum, back, scale, key_scale;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

@@ -195,17 +195,24 @@ struct Passes {
     mma_commit();
   }
 
+  // Cached weights of the next tile, under way when this returns; and their slot given back, once they are there.
+  __device__ __forceinline__ void read_weights(Words& w) {
+    shared.weight_ring[warpgroup].wait(next_weights);
+    Cache::load(w, shared.weights(warpgroup, next_weights.stage), threadIdx.x % kWarpgroupThreads);
+  }
+  __device__ __forceinline__ void return_weights(Words& w) {
+    pin(w);
+    __syncwarp();  // one lane speaks for all that have read
+    shared.weight_ring[warpgroup].release(next_weights.take(), Cache::all(w));
+  }
+
   // The weights of a tile: read back, or made from its scores once they are there. kBehind: batches of products
   // committed after them, E for one.
   template <int kBehind>
   __device__ __forceinline__ void take_weights(Words& w, Scores& scores, int tile, TileRange clear) {
     if constexpr (Config::kCached) {
-      const WeightSlot slot = next_weights.take();
-      shared.weight_ring[warpgroup].wait(slot);
-      Cache::load(w, shared.weights(warpgroup, slot.stage), threadIdx.x % kWarpgroupThreads);
-      pin(w);
-      __syncwarp();  // one lane speaks for all that have read
-      shared.weight_ring[warpgroup].release(slot, Cache::all(w));
+      read_weights(w);
+      return_weights(w);
     } else {
       mma_wait<kBehind>();
       pin(scores);
@@ -255,15 +262,16 @@ struct Passes {
     __device__ __forceinline__ void operator()() const {}
   };
   // acc = Σ U k over the live tiles (Σ U v in the output pass, where the direction may have a low part) and the row
-  // sums of the rounded U. At the end of every run of tiles, and so of the last, `meanwhile` is called with the run's
-  // last product under way. `two_parts`: U in two parts.
-  template <bool kOutput, class Meanwhile = Nothing>
+  // sums of the rounded U. `two_parts`: U in two parts. `ahead` is called a tile before the end (in two parts before the
+  // first), `meanwhile` at the end of every run of tiles, and so of the last, with the run's last product under way.
+  template <bool kOutput, class Ahead = Nothing, class Meanwhile = Nothing>
   __device__ __forceinline__ void weighted_pass(Vector& acc, Pair<float>& sums, const DirectionWords& direction,
                                                 Parts parts, const Direction& d, int live, bool two_parts,
-                                                const Meanwhile& meanwhile = {}) {
+                                                const Ahead& ahead = {}, const Meanwhile& meanwhile = {}) {
     sums[0] = sums[1] = 0;
     if (two_parts) {
       define(acc);
+      ahead();
       two_part_tiles<kOutput>(acc, sums, direction, parts, d, live);
       meanwhile();
       sums[0] = quad_sum(sums[0]);
@@ -271,17 +279,20 @@ struct Passes {
     } else {
       Sums both;
       define(both);
-      one_part_tiles<kOutput>(both, sums, direction, parts, d, live, meanwhile);
+      one_part_tiles<kOutput>(both, sums, direction, parts, d, live, ahead, meanwhile);
       separate(acc, sums, both);
     }
   }
 
-  template <bool kOutput, class Meanwhile>
+  template <bool kOutput, class Ahead, class Meanwhile>
   __device__ __forceinline__ void one_part_tiles(Sums& acc, Pair<float>& sums, const DirectionWords& direction,
-                                                 Parts parts, const Direction& d, int live,
+                                                 Parts parts, const Direction& d, int live, const Ahead& ahead,
                                                  const Meanwhile& meanwhile) {
     // Values of a tile are the last to come. Weights that are read back need not wait for them.
     constexpr bool kValuesLate = kOutput && Config::kCached;
+    // Reads of shared memory wait behind the warp's own products. At D = 64, where little else is left to do meanwhile,
+    // weights are read before them; at D = 128 that costs more than it saves.
+    constexpr bool kReadFirst = !kOutput && Config::kCached && kDim == 64;
     const TileRange clear = uniform(tiles().clear);
     auto walk = feed.warp_walk(parity);
     Slot key = take_after(next, live > 0);
@@ -300,6 +311,7 @@ struct Passes {
       feed.ring.wait(key);
       mma_fence();
       issue_scores<kOutput>(scores, e, direction, parts, key);
+      if (i + 1 == live) ahead();
       take_weights<1>(w, scores, tile, clear);
       take_centred<0>(centred, e, d, key);
       if constexpr (kOutput) feed.ring.release(key);
@@ -310,6 +322,7 @@ struct Passes {
         pin(u);
         feed.ring.wait(after);
         if constexpr (kOutput && !kValuesLate) feed.ring.wait(factor);
+        if constexpr (kReadFirst) read_weights(w);
         // S and E of the next tile;  Σ U k += U K of this one (output: Σ U v += U V)
         mma_fence();
         issue_scores<kOutput>(scores, e, direction, parts, after);
@@ -321,8 +334,13 @@ struct Passes {
         add_product(acc, u, tile_at(factor));
         mma_commit();
         add_sums(own, u);
-        if constexpr (!kValuesLate) take_weights<2>(w, scores, tile + 1, clear);
+        if constexpr (kReadFirst) {
+          return_weights(w);
+        } else if constexpr (!kValuesLate) {
+          take_weights<2>(w, scores, tile + 1, clear);
+        }
         ++tile;
+        if (i + 2 == live) ahead();
         finish_before(factor);
         take_centred<1>(centred, e, d, factor);
         if constexpr (kOutput) feed.ring.release(after);

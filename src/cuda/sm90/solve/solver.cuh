@@ -70,10 +70,9 @@ struct Solver : Passes<Config> {
     Vector acc;
     Pair<float> sums;
     const StepInputs<kDim> inputs{row_state(), reinterpret_cast<const uint4*>(section(WorkspaceLayout::kMeanHalf))};
-    this->template weighted_pass<false>(acc, sums, direction, Parts::high, d, live, two_parts, [&] {
-      inputs.prefetch(lane);
-      wait_acknowledged();
-    });
+    this->template weighted_pass<false>(
+        acc, sums, direction, Parts::high, d, live, two_parts, [&] { inputs.prefetch(lane); },
+        [&] { wait_acknowledged(); });
     const Vectors at{shared.residual[warpgroup], section(WorkspaceLayout::kX), section(WorkspaceLayout::kRidge),
                      params.ridge.per_dim};
     return step<kDim, kBackward>(inputs, acc, sums, direction, d, at, lane, tiles().head.key_norm, step_limits(),

@@ -58,20 +58,19 @@ __device__ __forceinline__ void zero_behind_last_sequence(const OperandParams& p
   }
 }
 
-// -x y of the row to where λ's gradient wants it; returns the row's sum. y is in units of 2^row_unit, and sums are made
-// in them: its terms may be too large or too small for a float where the sum is not.
+// -x y of the row to where λ's gradient wants it; returns the row's sum in units of 2^row_unit, which are y's: its terms
+// may be too large or too small for a float where the sum is not.
 template <int kLanes>
-__device__ __forceinline__ double ridge_row(const OperandParams& params, const BlockRows& block, int32_t position,
-                                            bool here, bool bad, const float (&x)[8], const float (&y)[8], int row_unit,
-                                            int column) {
+__device__ __forceinline__ float ridge_row(const OperandParams& params, const BlockRows& block, int32_t position,
+                                           bool here, bool bad, const float (&x)[8], const float (&y)[8], int row_unit,
+                                           int column) {
   float sum = 0, each[8];
   for (int i = 0; i < 8; ++i) {
     each[i] = bad ? __int_as_float(0x7fffffff) : -x[i] * y[i];
     if (column < params.dim) sum += each[i];
   }
   sum = row_sum<kLanes>(sum);
-  if (!here) return 0;
-  if (params.dridge != nullptr) {
+  if (here && params.dridge != nullptr) {
     float* to = params.dridge + block.batch * params.dridge_batch +
                 (block.start_q + position) * params.dridge_position + block.head * params.dridge_head;
     if (params.ridge == core::RidgeShape::dimension) {
@@ -81,7 +80,7 @@ __device__ __forceinline__ double ridge_row(const OperandParams& params, const B
       *to = PowerOfTwo(row_unit) * sum;
     }
   }
-  return ldexp(static_cast<double>(sum), row_unit);
+  return sum;
 }
 
 template <int kPadded, bool kSolve, RowKind kKind>
@@ -165,8 +164,9 @@ __global__ void __launch_bounds__(kThreads, 3) operands_kernel(const __grid_cons
     low_sweeps |= static_cast<uint32_t>(low && here) << sweep;
     bad |= !(finite(e_mean) && finite(f_mean));
     if (params.dridge != nullptr || params.ridge_sums != nullptr) {
-      const double sum = ridge_row<kLanes>(params, block, position, here, bad, x, y, row_unit + key_scale, column);
-      if (column == 0) sums[r] = sum;
+      const int unit = row_unit + key_scale;
+      const float sum = ridge_row<kLanes>(params, block, position, here, bad, x, y, unit, column);
+      if (params.ridge_sums != nullptr && column == 0) sums[r] = here ? ldexp(static_cast<double>(sum), unit) : 0.0;
     }
     if (!here) continue;
     *reinterpret_cast<uint4*>(params.operand[kOpXHigh] + to) = pack_eight(x_high);
