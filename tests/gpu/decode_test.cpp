@@ -125,7 +125,7 @@ TEST_P(GpuDecode, GroupsOfDataKindsAndRidges) {
 
 // Means and weights of every size: rows of a group are multiplied with or without a shift, in two parts or in three.
 TEST_P(GpuDecode, GroupsOfPeakedKinds) {
-  for (const data::Kind kind : {data::Kind::queries6, data::Kind::mean10, data::Kind::mean30, data::Kind::sink}) {
+  for (const data::Kind kind : {data::Kind::queries6, data::Kind::mean10, data::Kind::mean30}) {
     for (const int64_t dim : {64, 128}) {
       for (const double ridge : {1.0, 0.1, 0.01}) {
         SCOPED_TRACE(data::name(kind));
