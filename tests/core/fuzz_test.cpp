@@ -155,8 +155,10 @@ void run_degenerate_case(const FuzzCase& c, uint64_t seed) {
     const Backward gradients = run_backward(spec, inputs, got.saved, name);
     ASSERT_EQ(gradients.status, LLA_OK) << gradients.message;
     const Backward &want = truth.backward, &moved = truth.moved_backward;
-    // The reference hands x on in the type's precision and does not say where that shows.
-    bool solved = name != "reference" || epsilon * long_products < 1e-3;
+    // The reference hands x on in the type's precision and does not say where that shows, nor where a residual does not
+    // say much of x: a ridge of 1e-6 of the keys' variance.
+    const bool plain = name == "reference";
+    bool solved = !plain || (epsilon * long_products < 1e-3 && !(large_keys && spec.options.solver == LLA_SOLVER_CG));
     for (const RowInfo* info : {&got.info, &gradients.info}) {
       for (const int status : info->status) solved &= status == LLA_ROW_OK;
     }

@@ -146,13 +146,13 @@ TEST(Sm90Plan, BundlesOfRowsWithTheirX) {
       << "each sequence may have one that is not full";
 }
 
-// Solved rows that share keys take two passes, whatever else is in the batch: by the group, or by queries that all
-// sequences have.
+// Solved rows that share keys take two passes, by the call's shape alone.
 TEST(Sm90Plan, TwoPassesForSolvedRowsThatShareKeys) {
+  if (!decode::kTwoPasses) GTEST_SKIP() << "turned off";
   core::Problem p = over_cache(32, 8, 1, 4096, 128);
-  const size_t one_pass = plan(p, kH200).workspace_bytes;
-  EXPECT_LE(one_pass, size_t{65} << 20);
-  p.seqlen_q = 4, p.total_q = 4 * 32;
+  EXPECT_LE(plan(p, kH200).workspace_bytes, size_t{65} << 20);
+  EXPECT_FALSE(decode::two_passes(p));
+  p = over_cache(32, 8, 4, 4096, 128);
   EXPECT_EQ(decode::form_of(p), decode::Form::moments);
   EXPECT_NE(noted(p, "decode").find("up to 2 rows of a key head"), std::string::npos) << noted(p, "decode");
   EXPECT_NE(noted(p, "decode").find("8 from a second"), std::string::npos) << noted(p, "decode");
@@ -164,19 +164,30 @@ TEST(Sm90Plan, TwoPassesForSolvedRowsThatShareKeys) {
   EXPECT_EQ(at.x % 256, 0);
   EXPECT_LE(at.x, int64_t{65} << 20);
   EXPECT_EQ(static_cast<size_t>(at.size), plan(p, kH200).workspace_bytes);
+  EXPECT_TRUE(decode::two_passes(over_cache(1, 8, 2, 4096, 128))) << "whatever the batch";
   p.packed = true;  // how many queries each sequence has is the device's to know
-  EXPECT_EQ(decode::form_of(p), decode::Form::solved);
+  EXPECT_FALSE(decode::two_passes(p));
   p.heads_kv = 2;
   for (const int64_t queries : {1, 4, 512}) {
     p.seqlen_q = queries;
-    EXPECT_EQ(decode::form_of(p), decode::Form::moments) << queries;
+    EXPECT_TRUE(decode::two_passes(p)) << queries;
   }
   p.dtype = DType::f16;
-  EXPECT_EQ(decode::form_of(p), decode::Form::solved) << "the range of f16";
-  // At head dimension 64 four rows make the first pass together: two are quicker one by one.
+  EXPECT_FALSE(decode::two_passes(p)) << "the range of f16";
+}
+
+TEST(Sm90Plan, TwoPassesAtHeadDimension64) {
+  if (!decode::kTwoPasses) GTEST_SKIP() << "turned off";
   for (const int64_t rows : {1, 2, 3, 4, 8}) {
-    EXPECT_EQ(decode::form_of(over_cache(32, 8, rows, 4096, 64)), rows > 2 ? decode::Form::moments : decode::Form::solved);
+    core::Problem p = over_cache(32, 8, rows, 4096, 64);
+    EXPECT_EQ(decode::two_passes(p), rows > 2) << rows;
+    p.batch_invariant = true;
+    EXPECT_FALSE(decode::two_passes(p)) << "the batch must not matter";
+    EXPECT_FALSE(decode::two_passes(over_cache(1, 8, rows, 4096, 64))) << "few key heads";
   }
+  core::Problem p = over_cache(32, 2, 1, 4096, 64);
+  p.heads_q = 8, p.packed = true;
+  EXPECT_FALSE(decode::two_passes(p)) << "prompts beside decoders must not matter";
 }
 
 std::string noted(const core::Problem& p, const char* key) {

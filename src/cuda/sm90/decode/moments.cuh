@@ -1,11 +1,12 @@
 // The first of two passes for rows that share keys: of each row Σ w (k - c)(k - c)ᵀ and Σ w (k - c), for as many rows at
-// once as there are registers for. The second pass has x and the values (given_x.cuh).
+// once as there are registers for. The second pass has x and the values (bundle.cuh).
 //
 // Keys lie in shared memory as they came and are the right operand of the products for all rows. The left one,
-// w (k - c), is made in registers by those who multiply it, in two parts of bf16, so that the sums are those of the
-// exact keys to 2^-17: the second pass may take exact keys. Four warps fetch the keys and make the weights, from logits
-// on the tensor cores. c is the row's weighted mean of the first keys that all rows see. w is relative to an integer maximum of each
-// row that follows only where a weight would become large: bf16 has fp32's range.
+// w (k - c), is made in registers by those who multiply it, in parts of bf16, so that the sums are those of the exact
+// keys to 2^-17 or better: the second pass may take exact keys. Four warps fetch the keys and make the weights, from
+// logits on the tensor cores (moments_weigh.cuh). c is the row's weighted mean of the first keys that all rows see, or 0.
+// w is relative to an integer maximum of each row that follows only where a weight would become large: bf16 has fp32's
+// range.
 #pragma once
 
 #include "cuda/sm90/decode/moments_weigh.cuh"

@@ -12,6 +12,8 @@ namespace {
 using core::cat;
 using core::Problem;
 
+constexpr int64_t kManyKeyHeads = 128;  // of all sequences: about as many as there are multiprocessors
+
 Layout layout_of(const Problem& p, Form form, int multiprocessors) {
   const int dim = kernel_dim(p);
   return {most_bundles(p, form), dim, form, multiprocessors, rows_sharing_keys(p) > bundle_of(form, dim),
@@ -29,14 +31,22 @@ int64_t rows_sharing_keys(const Problem& p) { return p.seqlen_q * p.group(); }
 // quicker (2 to 7 %, with short keys and D = 64 18 %: docs/benchmarks/h200-decode.md). Ragged queries always go in
 // bundles: their bound is that of the prompts beside them, which must not change a bit of the decoders.
 //
-// Solved rows that share keys take two passes: one for the sums that x is solved from, several rows at once, one with x
-// given. Fewer rows than fill half of the first pass are quicker one by one (D = 64). Which rows those are is a matter of
-// the group, or of queries that all sequences have equally many of: not of what else is in the batch, which would change
-// bits. f16 has no range for the first pass.
+// Solved rows that share keys may take two passes: one for the sums that x is solved from, several rows at once, one with
+// x given. They are quicker (docs/benchmarks/h200-decode.md) at head dimension 128 from two rows of a key head on; at 64,
+// where one pass costs less and a bundle has four rows, from three on and where there are many key heads. Which it is
+// follows from the group, and from queries and key heads of calls whose sequences have equally many; never from what else
+// is in a ragged batch, where it would change the bits of decoders, nor under batch_invariant from the batch. f16 has no
+// range for the first pass.
+bool two_passes(const Problem& p) {
+  if (!kTwoPasses || p.given_x() || p.dtype != DType::bf16) return false;
+  const int64_t rows = p.group() * (p.packed ? 1 : p.seqlen_q);
+  if (kernel_dim(p) == 128) return rows > 1;
+  return rows > 2 && !p.packed && !p.batch_invariant && p.batch * p.heads_kv >= kManyKeyHeads;
+}
+
 Form form_of(const Problem& p) {
   if (p.given_x()) return p.packed || p.seqlen_q * p.group() > 1 ? Form::bundles : Form::given_x;
-  const int64_t sharing = p.group() * (p.packed ? 1 : p.seqlen_q);
-  return p.dtype == DType::bf16 && sharing > moments_bundle(kernel_dim(p)) / 2 ? Form::moments : Form::solved;
+  return two_passes(p) ? Form::moments : Form::solved;
 }
 
 // Rows, or bundles of them. Of sequences of which the host knows only all queries together every one may have a bundle
