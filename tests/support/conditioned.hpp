@@ -35,9 +35,10 @@ inline Inputs perturbed(Inputs inputs, double by) {
   return inputs;
 }
 
-// What a type's arithmetic does to inputs, at least; TF32 rounds them to eleven bits, which kForgivenMoves makes of this.
+// What a type's arithmetic does to inputs, at least. TF32 keeps eleven significant bits, so that an input moves by up to
+// 2^-11 of itself: kForgivenMoves makes that of this.
 inline double rounding_of(const Spec& spec) {
-  return spec.options.precision == LLA_PRECISION_TF32 ? 0x1p-16 : data::rounding_of(spec.dtype);
+  return spec.options.precision == LLA_PRECISION_TF32 ? 0x1p-15 : data::rounding_of(spec.dtype);
 }
 
 // The truth, and how far it moves when the inputs move by roundings: where that is as large as the result itself, such

@@ -216,8 +216,8 @@ struct Converter {
   }
 
   // Whether what is apart is too large for the scales.
-  __device__ __forceinline__ bool too_large() const {
-    bool bad = false;
+  __device__ __forceinline__ int32_t too_large() const {
+    bool keys = false, values = false;
     if (heaviest > -INFINITY) {
 #pragma unroll 1
       for (int word = lane; word < C::kDim / 2; word += 32) {
@@ -226,14 +226,15 @@ struct Converter {
         const float key =
             fmaxf(fabsf(k.x - unit->centre[2 * word]), fabsf(k.y - unit->centre[2 * word + 1])) * key_scale;
         const float value = fmaxf(fabsf(v.x), fabsf(v.y)) * value_scale;
-        bad |= fmaxf(key, value) >= 31;
+        keys |= key >= 31, values |= value >= 31;
       }
     }
-    return __any_sync(0xffffffffu, bad);
+    return (__any_sync(0xffffffffu, keys) ? kKeysTooLarge : 0) |
+           (__any_sync(0xffffffffu, values) ? kValuesTooLarge : 0);
   }
   // What the end of the unit needs.
   __device__ __forceinline__ void leave() const {
-    const bool large = too_large();
+    const int32_t large = too_large();
     const float all = warp_sum(lane % 4 == 0 ? omega : 0);
     if (lane == 0) {
       unit->heaviest_logit[warp] = heaviest, unit->omega[warp] = all;

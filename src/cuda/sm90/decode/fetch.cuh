@@ -29,19 +29,36 @@ struct Fetcher {
     }
   }
 
+  // Where sums are not finite: whether those of the keys alone are, so that it is values that are too large.
+  __device__ __forceinline__ bool keys_fit(int partial) const {
+    const float* const matrix = p.partials + int64_t{partial} * partial_floats(C::kDim) + partial_matrix(C::kDim);
+    float sum = 0;  // 0 times what is not finite is NaN
+#pragma unroll 1
+    for (int i = 0; i < 128 * C::kMultipliers; ++i) {
+      const ProductTile keys = key_tile(C::kDim, i / 128);
+      const float4 x = __ldcg(reinterpret_cast<const float4*>(matrix + keys.from) + keys.quads * 128 + i % 128);
+      sum += 0 * (x.x + x.y + x.z + x.w);
+    }
+    return sum == 0;
+  }
+
   // The next unit along the walk: of a repetition, the next that asked for it.
   __device__ __forceinline__ void take_unit(Walk& walk, int redo, FetchedUnit& to, int last_row) const {
     to.unit.local = kNoUnit;
     while (walk.left > 0) {
       const Unit u = take(p, walk);
+      int key_redo = 0;
       if (redo > 0) {
         const volatile int32_t* const again =
             reinterpret_cast<const PartialHead*>(p.partials + int64_t{u.partial} * partial_floats(C::kDim))->again;
-        if ((again[0] | again[C::kMultipliers - 1] | again[2]) == 0) continue;
+        const int32_t apart = again[2];
+        const bool sums = (again[0] | again[C::kMultipliers - 1]) != 0;
+        if (!sums && (apart & (kKeysTooLarge | kValuesTooLarge)) == 0) continue;
+        key_redo = (apart >> kTooLargeBits) + ((apart & kKeysTooLarge) != 0 || (sums && !keys_fit(u.partial)) ? 1 : 0);
       }
       record_row(p, u);
       to.unit = u;
-      to.redo = redo, to.known = u.local == last_row, to.missing = 0;
+      to.redo = redo, to.key_redo = key_redo, to.known = u.local == last_row, to.missing = 0;
       const int first = min(kReferenceKeys, u.row.end - aligned(u.row.begin));
       to.before = u.first || to.known ? 0 : (first + C::kStageKeys - 1) / C::kStageKeys;
       return;

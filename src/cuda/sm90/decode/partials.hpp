@@ -18,6 +18,10 @@ struct RowRecord {
   int32_t number;  // of the (first) row among all decoded ones
 };
 
+// Of what is too large for its scale, which.
+enum TooLarge : int32_t { kKeysTooLarge = 1, kValuesTooLarge = 2 };
+inline constexpr int kTooLargeBits = 2;
+
 // A partial, in floats: head, vectors (reference key, heaviest key and value), then the products in the order the
 // consumers hold them. Of each block of 64 rows: columns of keys, then eight of which the first is the sum.
 struct PartialHead {
@@ -28,7 +32,9 @@ struct PartialHead {
   float heaviest_omega;  // 0: no key
   float key_scale, value_scale;
   int32_t invalid;
-  int32_t again[3];  // too large for its scales: sums of each consumer warpgroup, the heaviest key
+  // Too large for its scales: sums of each consumer warpgroup (not finite), the heaviest key (TooLarge; above
+  // kTooLargeBits how often the keys' scale has been made smaller already).
+  int32_t again[3];
 };
 inline constexpr int kPartialHead = 16;
 

@@ -50,9 +50,10 @@ struct alignas(16) StageHead {
 inline constexpr int kNoUnit = -1, kNoMore = -2;  // in `unit.local`: none for now, none any more
 struct FetchedUnit {
   Unit unit;
-  int32_t before;  // stages of the row's first keys, where the unit does not begin with them
-  int32_t redo;    // how often it has been tried before
-  int32_t known;   // its row is that of the unit before
+  int32_t before;    // stages of the row's first keys, where the unit does not begin with them
+  int32_t redo;      // how often it has been tried before, each time with values' scale smaller
+  int32_t key_redo;  // how often with keys' scale smaller, too: needlessly small, they would lose their digits
+  int32_t known;     // its row is that of the unit before
   int32_t missing;
 };
 

@@ -217,12 +217,12 @@ struct UnitWarp {
       load_query();
       reference();
     }
-    const float smaller = 1.0f / (1 << (kRedoBits * fetched.redo));
-    const float key_scale = state.row_key_scale * smaller;
+    const auto smaller = [](int times) { return 1.0f / (1 << (kRedoBits * times)); };
+    const float key_scale = state.row_key_scale * smaller(fetched.key_redo);
     for (int d = lane; d < C::kDim; d += 32) {
       reinterpret_cast<float*>(state.scaled_centre)[d] = state.centre[d] * key_scale;
     }
-    if (lane == 0) state.key_scale = key_scale, state.value_scale = state.row_value_scale * smaller;
+    if (lane == 0) state.key_scale = key_scale, state.value_scale = state.row_value_scale * smaller(fetched.redo);
     __syncwarp();
 #pragma unroll 1
     for (int i = 0; i < steps.before; ++i) {  // read, and not to be multiplied
@@ -265,10 +265,11 @@ struct UnitWarp {
     }
     __syncwarp();
     c.template piece<false>(s.stage[stage], s.root[stage], seen);
-    const bool large = __any_sync(0xffffffffu, lane < C::kWarps && state.large[lane % C::kWarps] != 0);
+    const int32_t large = __reduce_or_sync(0xffffffffu, lane < C::kWarps ? state.large[lane % C::kWarps] : 0);
     if (lane == 0) {
-      reinterpret_cast<PartialHead*>(p.partials + int64_t{u.partial} * partial_floats(C::kDim))->again[2] = large;
-      if (large) s.overflow = 1;
+      reinterpret_cast<PartialHead*>(p.partials + int64_t{u.partial} * partial_floats(C::kDim))->again[2] =
+          large | fetched.key_redo << kTooLargeBits;
+      if (large != 0) s.overflow = 1;
       StageHead& head = s.head[stage];
       head.max[0] = head.max[1] = c.max;
       head.flags = (steps.tiles == 0 ? kUnitBegins : 0) | kUnitEnds, head.partial = u.partial;
