@@ -148,7 +148,6 @@ TEST(Sm90Plan, BundlesOfRowsWithTheirX) {
 
 // Solved rows that share keys take two passes, by the call's shape alone.
 TEST(Sm90Plan, TwoPassesForSolvedRowsThatShareKeys) {
-  if (!decode::kTwoPasses) GTEST_SKIP() << "turned off";
   core::Problem p = over_cache(32, 8, 1, 4096, 128);
   EXPECT_LE(plan(p, kH200).workspace_bytes, size_t{65} << 20);
   EXPECT_FALSE(decode::two_passes(p));
@@ -177,7 +176,6 @@ TEST(Sm90Plan, TwoPassesForSolvedRowsThatShareKeys) {
 }
 
 TEST(Sm90Plan, TwoPassesAtHeadDimension64) {
-  if (!decode::kTwoPasses) GTEST_SKIP() << "turned off";
   for (const int64_t rows : {1, 2, 3, 4, 8}) {
     core::Problem p = over_cache(32, 8, rows, 4096, 64);
     EXPECT_EQ(decode::two_passes(p), rows > 2) << rows;

@@ -14,7 +14,6 @@ inline constexpr int64_t kLargestLength = std::numeric_limits<int32_t>::max() - 
 // Pure decisions, for any machine (plan.cpp; tested without a GPU).
 int kernel_dim(const core::Problem& problem);
 int64_t rows_sharing_keys(const core::Problem& problem);  // of a sequence, at most
-inline constexpr bool kTwoPasses = true;  // false: solved rows that share keys make a pass each, as others do
 bool two_passes(const core::Problem& problem);
 Form form_of(const core::Problem& problem);
 // Of rows that make one pass, at most; rows where each makes its own.

@@ -38,7 +38,7 @@ int64_t rows_sharing_keys(const Problem& p) { return p.seqlen_q * p.group(); }
 // is in a ragged batch, where it would change the bits of decoders, nor under batch_invariant from the batch. f16 has no
 // range for the first pass.
 bool two_passes(const Problem& p) {
-  if (!kTwoPasses || p.given_x() || p.dtype != DType::bf16) return false;
+  if (p.given_x() || p.dtype != DType::bf16) return false;
   const int64_t rows = p.group() * (p.packed ? 1 : p.seqlen_q);
   if (kernel_dim(p) == 128) return rows > 1;
   return rows > 2 && !p.packed && !p.batch_invariant && p.batch * p.heads_kv >= kManyKeyHeads;
