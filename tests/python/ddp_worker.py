@@ -1,6 +1,7 @@
 """What both processes of test_training.py's DistributedDataParallel test run, under torchrun with Gloo."""
 import torch
 import torch.distributed as dist
+from helpers import leave_together
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,9 +27,7 @@ def main():
             optimizer.step()
     for mine, want in zip(model.module.parameters(), alone.parameters()):
         assert torch.allclose(mine, want, rtol=1e-9, atol=1e-12), (mine - want).abs().max()
-    if rank == 0:
-        print(f"{world} processes: equal")
-    dist.destroy_process_group()
+    leave_together(f"{world} processes: equal")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from helpers import make_inputs, relative
+from helpers import leave_together, make_inputs, relative
 from torch.distributed.device_mesh import init_device_mesh
 
 import lla
@@ -92,9 +92,7 @@ def main():
     compare(head_parallel_attention, None, device, "zigzag", "head", {}, 8, 2)  # P = 4: key heads are repeated
     check_unshard(dist.group.WORLD, device)
     check_errors(world)
-    if dist.get_rank() == 0:
-        print(f"{world} processes: equal")
-    dist.destroy_process_group()
+    leave_together(f"{world} processes: equal")
 
 
 if __name__ == "__main__":
