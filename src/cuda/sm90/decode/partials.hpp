@@ -126,7 +126,7 @@ struct Layout {
 
   // Rows of that many pieces: at most `room`, and such that every multiprocessor has equally many pieces.
   static int64_t most_cut(int64_t room, int64_t pieces, int multiprocessors) {
-    const int64_t even = multiprocessors / std::gcd<int64_t>(pieces, multiprocessors);
+    const int64_t even = std::max<int64_t>(1, multiprocessors / std::gcd<int64_t>(pieces, multiprocessors));
     return room >= even ? room / even * even : room;
   }
 };
