@@ -65,7 +65,7 @@ struct Converter {
     for (int i = 0; i < kSteps; ++i) {
       const uint2 q = unit->query[4 * i + lane % 4];
 #pragma unroll
-      for (int m = 0; m < kCount; ++m) multiply_small<C::kBf16>(sum[m][i % 2], k[m][i], q.x, q.y);
+      for (int m = 0; m < kCount; ++m) warp_product<C::kBf16>(sum[m][i % 2], k[m][i], q.x, q.y);
     }
 #pragma unroll
     for (int j = 0; j < 2 * kCount; ++j) {

@@ -20,15 +20,10 @@ Status launch_moments_in(const Launch& call) {
   return for_each_share(call, layout, [&](const Params& p) -> Status {
     LLA_RETURN_IF_ERROR(launch_early(moments_kernel<C>, dim3(static_cast<unsigned>(layout.blocks)), C::kThreads,
                                      sizeof(MomentsShared<C>), call.stream, "launching the first pass of decode", p));
-    // Few rows have many parts each: a cluster puts them together.
-    const int32_t few = few_rows(p.multiprocessors), rows = p.row_count * p.bundle;
-    const auto in_clusters = [&](int32_t count) {
-      return launch_moments_solve<kDim, kDim / 16>(p, count, call.stream);
-    };
-    const auto alone = [&] { return launch_moments_solve<kDim, 1>(p, rows, call.stream); };
-    if (!p.decide_by_live_rows) return rows <= few ? in_clusters(rows) : alone();
-    LLA_RETURN_IF_ERROR(in_clusters(std::min(few, rows)));
-    return alone();
+    return launch_for_rows(
+        p, p.row_count * p.bundle,
+        [&](int32_t rows) { return launch_moments_solve<kDim, kDim / 16>(p, rows, call.stream); },
+        [&](int32_t rows) { return launch_moments_solve<kDim, 1>(p, rows, call.stream); });
   });
 }
 

@@ -20,13 +20,9 @@ Status launch_solved_in(const Launch& call) {
   return for_each_share(call, layout, [&](const Params& p) -> Status {
     LLA_RETURN_IF_ERROR(launch_early(stream_kernel<C>, dim3(static_cast<unsigned>(layout.blocks)), C::kThreads,
                                      sizeof(Shared<C>), call.stream, "launching the decode kernel", p));
-    // Few rows have many parts each: a cluster puts them together.
-    const int32_t few = few_rows(p.multiprocessors);
-    const auto in_clusters = [&](int32_t rows) { return launch_solve<kDim, kBf16, kDim / 16>(p, rows, call.stream); };
-    const auto alone = [&] { return launch_solve<kDim, kBf16, 1>(p, p.row_count, call.stream); };
-    if (!p.decide_by_live_rows) return p.row_count <= few ? in_clusters(p.row_count) : alone();
-    LLA_RETURN_IF_ERROR(in_clusters(std::min(few, p.row_count)));
-    return alone();
+    return launch_for_rows(
+        p, p.row_count, [&](int32_t rows) { return launch_solve<kDim, kBf16, kDim / 16>(p, rows, call.stream); },
+        [&](int32_t rows) { return launch_solve<kDim, kBf16, 1>(p, rows, call.stream); });
   });
 }
 

@@ -146,8 +146,8 @@ struct UnitWarp {
         uint32_t k[4];  // keys 0-7 and 8-15 of eight columns, and of the next eight
         load_transposed(k, rows[tile] + at);
         const uint32_t left[4] = {weights[tile][0], 0, weights[tile][1], 0};
-        multiply_small<C::kBf16>(column[0], left, k[0], k[1]);
-        multiply_small<C::kBf16>(column[1], left, k[2], k[3]);
+        warp_product<C::kBf16>(column[0], left, k[0], k[1]);
+        warp_product<C::kBf16>(column[1], left, k[2], k[3]);
       }
       if (lane < 4) {
 #pragma unroll
