@@ -9,7 +9,6 @@
 #include "cuda/common/launch.cuh"
 #include "cuda/sm90/backward/key_pass.hpp"
 #include "cuda/sm90/backward/pass_block.cuh"
-#include "cuda/sm90/bulk.cuh"
 #include "cuda/sm90/mma.cuh"
 #include "cuda/tensor/backward/store.cuh"
 
@@ -21,23 +20,26 @@ struct KeyPass {
   static constexpr bool kSolve = kSolve_;
   static constexpr int kTile = kQueryTile * kDim;  // elements of a tile of 64 rows
   static constexpr int kTileBytes = kTile * 2;
-  // Tiles of a step, one a slot: low parts where it has them, then the others. The low parts come first: free as soon
-  // as E and B are done, they take the next step's last tiles.
-  static constexpr int kLowTiles = kSolve ? 2 : 1, kHighTiles = kSolve ? 4 : 3;
-  static constexpr int kSlots = kDim == 128 ? 9 : 18;
-  // Steps that may be under way at once: constants of one must not meet those of another.
-  static constexpr int kRowBuffers = kSlots / kHighTiles + 2;
+  // Tiles of a step, two a slot: low parts of x and y where it has them, then Q and x, then G and y. The low parts come
+  // first: free as soon as E and B are done, they take the next step's last tiles.
+  static constexpr int kSlots = kDim == 128 ? 4 : 9;
+  static constexpr int kSlotsOfStep = 2;  // without low parts
 
-  // Places of the tiles in the order they are brought; all but the low parts are counted from the first that is not
-  // one.
-  static constexpr int kXLow = 0, kYLow = 1, kQ = 0, kXHigh = 1, kG = 2, kYHigh = 3;
+  // Keys and values are the left operands of four products a step. From registers, where there is room for them, they
+  // cost no reads of shared memory, and S, E and B have registers of their own.
+  static constexpr bool kKeysInRegisters = kDim == 64;
+
+  // Slots of a step from the first that has no low parts, and tiles of a slot.
+  static constexpr int kScores = 0, kGradients = 1;
+  static constexpr int kQ = 0, kX = 1, kG = 0, kY = 1;
 
   struct Shared {
     alignas(1024) __half keys[kPassWarpgroups][kTile];
     alignas(1024) __half values[kPassWarpgroups][kTile];
-    alignas(1024) __half slots[kSlots][kTile];
-    alignas(128) RowConstants rows[kRowBuffers][kQueryTile];
-    int next_low[kRowBuffers];  // whether the step after the constants' has low parts
+    alignas(1024) __half slots[kSlots][2 * kTile];
+    // With the slot of Q and x: constants (halves swapped, see ConstantsAt), and whether the next step has low parts.
+    alignas(1024) RowConstants rows[kSlots][kQueryTile];
+    int next_low[kSlots];
     PassBarriers<kSlots> barriers;
   };
 };
@@ -107,7 +109,6 @@ __device__ __forceinline__ void key_pass_producer(const KeyPassParams& params, t
   }
   RingPosition<Config::kSlots> at;
   const int32_t steps = block.steps();
-  int buffer = 0;
   bool low = steps > 0 && block.low(params, 0, 0);
   for (int32_t member = 0; member < params.shape.group; ++member) {
     const int64_t row0 = block.query_row(params, block.head * params.shape.group + member, block.first_query);
@@ -117,41 +118,50 @@ __device__ __forceinline__ void key_pass_producer(const KeyPassParams& params, t
       const bool next_low = !last                             ? block.low(params, member, step + 1)
                             : member + 1 < params.shape.group ? block.low(params, member + 1, 0)
                                                               : false;
-      const auto bring = [&](int operand, bool constants) {
+      // `second` is not there where it belongs to y and x is given.
+      const auto bring = [&](int first, int second, bool there, bool constants) {
         shared.barriers.empty[at.slot].wait(at.phase ^ 1);
         Barrier& full = shared.barriers.full[at.slot];
-        if (constants) shared.next_low[buffer] = next_low;
-        full.arrive_expecting(Config::kTileBytes + (constants ? kQueryTile * sizeof(RowConstants) : 0));
-        load_tile<Config::kDim>(shared.slots[at.slot], &params.queries[operand], row, full);
-        if (constants) load_bytes(shared.rows[buffer], params.rows + row, kQueryTile * sizeof(RowConstants), full);
+        if (constants) shared.next_low[at.slot] = next_low;
+        full.arrive_expecting((there ? 2 : 1) * Config::kTileBytes +
+                              (constants ? kQueryTile * sizeof(RowConstants) : 0));
+        __half* const slot = shared.slots[at.slot];
+        load_tile<Config::kDim>(slot, &params.queries[first], row, full);
+        if (there) load_tile<Config::kDim>(slot + Config::kTile, &params.queries[second], row, full);
+        if (constants) load_box(shared.rows[at.slot], &params.constants, 0, static_cast<int>(row), full);
         at.advance(1);
       };
-      if (low) {
-        bring(kOpXLow, false);
-        if constexpr (Config::kSolve) bring(kOpYLow, false);
-      }
-      bring(kOpQ, true);
-      bring(kOpXHigh, false);
-      bring(kOpG, false);
-      if constexpr (Config::kSolve) bring(kOpYHigh, false);
-      if (++buffer == Config::kRowBuffers) buffer = 0;
+      if (low) bring(kOpXLow, kOpYLow, Config::kSolve, false);
+      bring(kOpQ, kOpXHigh, true, true);
+      bring(kOpG, kOpYHigh, Config::kSolve, false);
       low = next_low;
     }
   }
 }
 
 // Constants of queries come from shared memory, which the products keep busy: they are read well before they are
-// needed.
-//
+// needed. The threads of a quad read those of columns 0, 2, 4 and 6 of every eight at once, 64 bytes apart: two of them
+// would want the same banks. The copy engine therefore swaps the halves of every other four rows (its swizzle of 32
+// bytes).
+struct ConstantsAt {
+  const char *head, *tail;  // of a thread's first query: a0, b0, inverse, minus_c; logit, shift, edge, inverse_ds
+
+  __device__ __forceinline__ ConstantsAt(const RowConstants* rows, int column) {
+    const char* const first = reinterpret_cast<const char*>(rows + column);
+    const int swapped = column / 4 * 16;
+    head = first + swapped, tail = first + (16 - swapped);
+  }
+  // Of a thread's 16 queries: two in every eight.
+  __device__ __forceinline__ static int offset(int i) { return (8 * (i / 2) + i % 2) * sizeof(RowConstants); }
+};
+
 // What makes weights of scores: logit and shift of a thread's 16 queries.
 struct LogitConstants {
   float2 query[16];
 
-  __device__ __forceinline__ LogitConstants(const RowConstants* rows, int column) {
+  __device__ __forceinline__ explicit LogitConstants(const ConstantsAt& at) {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      query[i] = *reinterpret_cast<const float2*>(&rows[8 * (i / 2) + column + i % 2].logit);
-    }
+    for (int i = 0; i < 16; ++i) query[i] = *reinterpret_cast<const float2*>(at.tail + ConstantsAt::offset(i));
   }
 };
 // The rest, of 4 queries: those of column blocks 2 kStep and 2 kStep + 1.
@@ -160,12 +170,12 @@ struct StepConstants {
   float2 tail[4];  // edge, inverse_ds
 
   template <int kStep>
-  __device__ __forceinline__ void load(const RowConstants* rows, int column) {
+  __device__ __forceinline__ void load(const ConstantsAt& at) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const RowConstants& row = rows[8 * (2 * kStep + i / 2) + column + i % 2];
-      head[i] = *reinterpret_cast<const float4*>(&row);
-      tail[i] = *reinterpret_cast<const float2*>(&row.edge);
+      const int offset = ConstantsAt::offset(4 * kStep + i);
+      head[i] = *reinterpret_cast<const float4*>(at.head + offset);
+      tail[i] = *reinterpret_cast<const float2*>(at.tail + offset + 8);
     }
   }
 };
@@ -244,8 +254,8 @@ __device__ __forceinline__ void key_pass_elements(uint32_t (&pa)[4], uint32_t (&
 template <class Config, int kStep>
 __device__ __forceinline__ void key_pass_step(float (&dk)[Config::kDim / 2], float (&dv)[Config::kDim / 2],
                                               const uint32_t (&w)[16], const float (&e)[32], const float (&b)[32],
-                                              StepConstants& constants, const RowConstants* rows, int column,
-                                              bool whole, const KeyPassMask& mask, const __half* q, const __half* g,
+                                              StepConstants& constants, const ConstantsAt& constants_at, bool whole,
+                                              const KeyPassMask& mask, const __half* q, const __half* g,
                                               const __half* x, const __half* y) {
   uint32_t pa[4], pb[4], ds[4];
   if (whole) {
@@ -256,7 +266,7 @@ __device__ __forceinline__ void key_pass_step(float (&dk)[Config::kDim / 2], flo
   pin(pa);
   pin(pb);
   pin(ds);
-  if constexpr (kStep < 3) constants.load<kStep + 1>(rows, column);
+  if constexpr (kStep < 3) constants.load<kStep + 1>(constants_at);
   // dv += (P a) G;  dk += (P a) (-Y) + (P b) X + dS Q
   mma_fence();
   product_step<Config::kDim, kQueryTile>(dv, pa, g, kStep);
@@ -266,7 +276,7 @@ __device__ __forceinline__ void key_pass_step(float (&dk)[Config::kDim / 2], flo
   mma_commit();
 }
 
-// The tiles of one step in the ring: low parts, where it has them, then the others.
+// The tiles of one step in the ring: a slot of low parts, where it has them, then the others.
 template <class Config>
 struct StepTiles {
   using Position = RingPosition<Config::kSlots>;
@@ -275,80 +285,119 @@ struct StepTiles {
   const bool low;
 
   __device__ __forceinline__ StepTiles(typename Config::Shared& of, const Position& position, bool has_low)
-      : shared(of), low_at(position), at(has_low ? position.ahead(Config::kLowTiles) : position), low(has_low) {}
+      : shared(of), low_at(position), at(has_low ? position.ahead(1) : position), low(has_low) {}
 
-  __device__ __forceinline__ const __half* tile(int which) const { return shared.slots[at.ahead(which).slot]; }
-  __device__ __forceinline__ const __half* low_tile(int which) const { return shared.slots[low_at.ahead(which).slot]; }
-  __device__ __forceinline__ void wait(int which) const { wait_at(at.ahead(which)); }
-  __device__ __forceinline__ void wait_low(int which) const { wait_at(low_at.ahead(which)); }
-  __device__ __forceinline__ void release(int which) const { release_at(at.ahead(which)); }
-  __device__ __forceinline__ void release_low(int which) const { release_at(low_at.ahead(which)); }
+  __device__ __forceinline__ const __half* tile(int slot, int which) const { return tile_at(at.ahead(slot), which); }
+  __device__ __forceinline__ const __half* low_tile(int which) const { return tile_at(low_at, which); }
+  __device__ __forceinline__ void wait(int slot) const { wait_at(at.ahead(slot)); }
+  __device__ __forceinline__ void wait_low() const { wait_at(low_at); }
+  __device__ __forceinline__ void release(int slot) const { release_at(at.ahead(slot)); }
+  __device__ __forceinline__ void release_low() const { release_at(low_at); }
   // Of a step that only the other warpgroup sees.
   __device__ __forceinline__ void pass_by() const {
     __syncwarp();
-    for (int i = 0; low && i < Config::kLowTiles; ++i) wait_low(i), release_low(i);
-    for (int i = 0; i < Config::kHighTiles; ++i) wait(i), release(i);
+    if (low) wait_low(), release_low();
+    for (int i = 0; i < Config::kSlotsOfStep; ++i) wait(i), release(i);
   }
 
  private:
+  __device__ __forceinline__ const __half* tile_at(const Position& p, int which) const {
+    return shared.slots[p.slot] + which * Config::kTile;
+  }
   __device__ __forceinline__ void wait_at(const Position& p) const { shared.barriers.full[p.slot].wait(p.phase); }
   __device__ __forceinline__ void release_at(const Position& p) const {
     shared.barriers.empty[p.slot].arrive_for_warp();
   }
 };
 
+// E = K Xᵀ. Both ways commit themselves: a commit behind a branch would be a batch of its own to the assembler, and who
+// waits for all batches but one would wait for E, too.
+template <class Config, class Left>
+__device__ __forceinline__ void issue_e(float (&e)[32], const StepTiles<Config>& tiles, const Left& keys) {
+  if (tiles.low) {
+    asm volatile("// with low parts");  // not to be merged with the other way
+    mma_fence();
+    product_transposed<Config::kDim, 64>(e, keys.words, tiles.tile(Config::kScores, Config::kX));
+    product_transposed<Config::kDim, 64, true>(e, keys.words, tiles.low_tile(Config::kX));
+    mma_commit();
+  } else {
+    mma_fence();
+    product_transposed<Config::kDim, 64>(e, keys.words, tiles.tile(Config::kScores, Config::kX));
+    mma_commit();
+  }
+}
+
+// B = V Gᵀ - K Yᵀ (Y carries the sign)
+template <class Config, class Left>
+__device__ __forceinline__ void issue_b(float (&b)[32], const StepTiles<Config>& tiles, const Left& keys,
+                                        const Left& values) {
+  if (Config::kSolve && tiles.low) {
+    asm volatile("// with low parts");
+    mma_fence();
+    product_transposed<Config::kDim, 64>(b, values.words, tiles.tile(Config::kGradients, Config::kG));
+    product_transposed<Config::kDim, 64, true>(b, keys.words, tiles.tile(Config::kGradients, Config::kY));
+    product_transposed<Config::kDim, 64, true>(b, keys.words, tiles.low_tile(Config::kY));
+    mma_commit();
+  } else {
+    mma_fence();
+    product_transposed<Config::kDim, 64>(b, values.words, tiles.tile(Config::kGradients, Config::kG));
+    if constexpr (Config::kSolve) {
+      product_transposed<Config::kDim, 64, true>(b, keys.words, tiles.tile(Config::kGradients, Config::kY));
+    }
+    mma_commit();
+  }
+}
+
+// The assembler moves arithmetic past a wait for products, which then hides nothing, but not past a branch: this is one.
+// The tile is there and held, so nobody waits.
+template <class Config>
+__device__ __forceinline__ void finish_before(const StepTiles<Config>& tiles) {
+  tiles.wait(Config::kScores);
+}
+
 // W, E and B of 64 keys and a step's 64 queries. Lets go of its low parts. `constants` are those of its first 16
 // queries.
-template <class Config>
+template <class Config, class Left>
 __device__ __forceinline__ void key_pass_products(uint32_t (&w)[16], float (&e)[32], float (&b)[32],
                                                   StepConstants& constants, const StepTiles<Config>& tiles,
-                                                  const __half* keys, const __half* values, const RowConstants* rows,
-                                                  int column) {
-  constexpr int kDim = Config::kDim;
-  float(&s)[32] = b;  // B takes the registers of S once these have become W
-  // S = K Qᵀ
-  mma_fence();
-  product_transposed<kDim, 64>(s, keys, tiles.tile(Config::kQ));
-  mma_commit();
-  tiles.wait(Config::kXHigh);
-  if (tiles.low) tiles.wait_low(Config::kXLow);
-  // E = K Xᵀ
-  mma_fence();
-  product_transposed<kDim, 64>(e, keys, tiles.tile(Config::kXHigh));
-  if (tiles.low) {
+                                                  const Left& keys, const Left& values,
+                                                  const ConstantsAt& constants_at) {
+  if (tiles.low) tiles.wait_low();
+  if constexpr (Config::kKeysInRegisters) {
+    float s[32];
+    tiles.wait(Config::kGradients);
+    // S = K Qᵀ
     mma_fence();
-    product_transposed<kDim, 64, true>(e, keys, tiles.low_tile(Config::kXLow));
+    product_transposed<Config::kDim, 64>(s, keys.words, tiles.tile(Config::kScores, Config::kQ));
+    mma_commit();
+    issue_e(e, tiles, keys);
+    issue_b(b, tiles, keys, values);
+    const LogitConstants logits(constants_at);
+    mma_wait<2>();
+    pin(s);
+    key_pass_weights(w, s, logits);
+    pin(w);
+    finish_before(tiles);
+  } else {
+    float(&s)[32] = b;  // B takes the registers of S once these have become W
+    // S = K Qᵀ
+    mma_fence();
+    product_transposed<Config::kDim, 64>(s, keys.words, tiles.tile(Config::kScores, Config::kQ));
+    mma_commit();
+    issue_e(e, tiles, keys);
+    const LogitConstants logits(constants_at);
+    mma_wait<1>();
+    pin(s);
+    key_pass_weights(w, s, logits);
+    pin(w);
+    tiles.wait(Config::kGradients);
+    issue_b(b, tiles, keys, values);
   }
-  mma_commit();
-  const LogitConstants logits(rows, column);
-  mma_wait<1>();
-  pin(s);
-  key_pass_weights(w, s, logits);
-  pin(w);
-  tiles.wait(Config::kG);
-  if constexpr (Config::kSolve) {
-    tiles.wait(Config::kYHigh);
-    if (tiles.low) tiles.wait_low(Config::kYLow);
-  }
-  // B = V Gᵀ - K Yᵀ (Y carries the sign)
-  mma_fence();
-  product_transposed<kDim, 64>(b, values, tiles.tile(Config::kG));
-  if constexpr (Config::kSolve) {
-    product_transposed<kDim, 64, true>(b, keys, tiles.tile(Config::kYHigh));
-    if (tiles.low) {
-      mma_fence();
-      product_transposed<kDim, 64, true>(b, keys, tiles.low_tile(Config::kYLow));
-    }
-  }
-  mma_commit();
-  constants.load<0>(rows, column);
+  constants.load<0>(constants_at);
   mma_wait<0>();
   pin(e);
   pin(b);
-  if (tiles.low) {
-    tiles.release_low(Config::kXLow);
-    if constexpr (Config::kSolve) tiles.release_low(Config::kYLow);
-  }
+  if (tiles.low) tiles.release_low();
 }
 
 template <int kDim>
@@ -382,22 +431,22 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& params, t
   const int32_t first_key = uniform(block.first_key) + warpgroup * 64;
   KeyPassMask mask(params, block, first_key + lane.row);
   shared.barriers.resident.wait(0);
+  using Left = LeftOperand<kDim, Config::kKeysInRegisters>;
+  const Left keys(shared.keys[warpgroup], lane), values(shared.values[warpgroup], lane);
   RingPosition<Config::kSlots> at;
   const int32_t total = steps * params.shape.group;
-  int32_t step_in_head = 0, buffer = 0;
+  int32_t first_query = uniform(block.first_query);
+  const int32_t end_query = first_query + steps * kQueryTile;
   bool next_low = uniform(total > 0 && block.low(params, 0, 0)) != 0;
-  for (int32_t step = 0; step < total; ++step) {
-    const int32_t first_query = block.first_query + step_in_head * kQueryTile;
-    if (++step_in_head == steps) step_in_head = 0;
-    const RowConstants* rows = shared.rows[buffer];
-    const int own_buffer = buffer;
-    if (++buffer == Config::kRowBuffers) buffer = 0;
+  for (int32_t step = total; step > 0; --step, first_query += kQueryTile) {
+    if (first_query == end_query) first_query -= steps * kQueryTile;  // of the next head
     const StepTiles<Config> tiles(shared, at, next_low);
-    at = tiles.at.ahead(Config::kHighTiles);
+    const ConstantsAt constants_at(shared.rows[tiles.at.slot], lane.column);
+    at = tiles.at.ahead(Config::kSlotsOfStep);
 
     const int32_t nearest = first_key - first_query - (kQueryTile - 1), farthest = first_key + 63 - first_query;
-    tiles.wait(Config::kQ);
-    next_low = uniform(shared.next_low[own_buffer]) != 0;
+    tiles.wait(Config::kScores);
+    next_low = uniform(shared.next_low[tiles.at.slot]) != 0;
     if (nearest > mask.high || farthest < mask.low) {
       tiles.pass_by();
       continue;
@@ -405,14 +454,14 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& params, t
     float e[32], b[32];
     uint32_t w[16];
     StepConstants constants;
-    key_pass_products<Config>(w, e, b, constants, tiles, shared.keys[warpgroup], shared.values[warpgroup], rows,
-                              lane.column);
+    key_pass_products<Config>(w, e, b, constants, tiles, keys, values, constants_at);
     mask.query = first_query + lane.column;
     const bool whole = nearest >= mask.low && farthest <= mask.high && first_query + kQueryTile <= block.length_q &&
                        first_key + 64 <= block.length_k;
     const auto run = [&]<int kStep>() {
-      key_pass_step<Config, kStep>(dk, dv, w, e, b, constants, rows, lane.column, whole, mask, tiles.tile(Config::kQ),
-                                   tiles.tile(Config::kG), tiles.tile(Config::kXHigh), tiles.tile(Config::kYHigh));
+      key_pass_step<Config, kStep>(dk, dv, w, e, b, constants, constants_at, whole, mask,
+                                   tiles.tile(Config::kScores, Config::kQ), tiles.tile(Config::kGradients, Config::kG),
+                                   tiles.tile(Config::kScores, Config::kX), tiles.tile(Config::kGradients, Config::kY));
     };
     run.template operator()<0>();
     run.template operator()<1>();
@@ -422,7 +471,7 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& params, t
     pin(dk);
     pin(dv);
     __syncwarp();  // one lane speaks for all that have read the constants that came with Q
-    for (int which = 0; which < Config::kHighTiles; ++which) tiles.release(which);
+    for (int slot = 0; slot < Config::kSlotsOfStep; ++slot) tiles.release(slot);
   }
   store_keys<kDim>(params, block, first_key, dk, dv, total > 0, lane);
 }

@@ -2,9 +2,11 @@
 // operands that stay and a ring of slots, one tile of 64 rows each.
 #pragma once
 
+#include "cuda/sm90/mma.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/tiles.cuh"
 #include "cuda/tensor/backward/records.hpp"
+#include "cuda/tensor/cg.cuh"
 #include "cuda/tensor/fragment.cuh"
 
 namespace lla::cuda::sm90 {
@@ -51,6 +53,22 @@ __device__ __forceinline__ void load_tile(__half* to, const CUtensorMap* map, in
 #pragma unroll
   for (int c = 0; c < kDim / 64; ++c) load_box(to + c * (64 * 64), map, c * 64, static_cast<int>(row), barrier);
 }
+
+// 64 rows as the left operand of a product: a tile, or its words in registers.
+template <int kDim, bool kInRegisters>
+struct LeftOperand {
+  const __half* words;
+  __device__ __forceinline__ LeftOperand(__half* tile, const Lane&) : words(tile) {}
+};
+template <int kDim>
+struct LeftOperand<kDim, true> {
+  uint32_t words[kDim / 4];
+  __device__ __forceinline__ LeftOperand(__half* tile, const Lane& lane) {
+#pragma unroll
+    for (int i = 0; i < kDim / 4; ++i) words[i] = tile_word<uint32_t>(tile, lane.tile_offset(i / 2, i & 1));
+    pin(words);
+  }
+};
 
 // All threads of a block: `copy` in one of them, `multiply(warpgroup)` in the warpgroups.
 template <int kSlots, class Copy, class Multiply>
