@@ -27,6 +27,10 @@ struct RowPass {
   // Q is held in registers where six resident operands would leave no room for two tiles of keys and of values.
   static constexpr bool kQInRegisters = kSolve;
   static constexpr int kResident = kSolve ? 5 : 4;
+  static constexpr bool kOperandsInRegisters = kDim == 64 && kSolve;
+  // S, E and B have registers of their own, but for where t and dq take 128 of them: there B takes those of S once these
+  // have become W.
+  static constexpr bool kAllAtOnce = kDim == 64 || kSolve;
   static constexpr int kSlots = kDim == 64 ? 8 : kSolve ? 4 : 6;
 
   // Resident operands by place.
@@ -234,35 +238,86 @@ __device__ __forceinline__ void read_queries(uint32_t (&q)[Config::kDim / 4], co
   }
 }
 
-// W, E and B of a tile. Lets go of its values, which come behind its keys.
+// The queries' operands in products with keys and values: from registers, where there is room for them, they cost no
+// reads of shared memory.
+template <class Config>
+struct RowOperands {
+  using Left = LeftOperand<Config::kDim, Config::kOperandsInRegisters>;
+  Left x, g, y;
+  const __half *x_low, *y_low;
+
+  __device__ __forceinline__ RowOperands(__half (&resident)[Config::kResident][Config::kTile], const Lane& lane)
+      : x(resident[Config::kXHigh], lane),
+        g(resident[Config::kG], lane),
+        y(resident[Config::kSolve ? Config::kYHigh : Config::kG], lane),
+        x_low(resident[Config::kXLow]),
+        y_low(resident[Config::kSolve ? Config::kYLow : Config::kG]) {}
+};
+
+// E = X Kᵀ. Both ways commit themselves: a commit behind a branch would be a batch of its own to the assembler, and who
+// waits for all batches but one would wait for E, too.
+template <class Config>
+__device__ __forceinline__ void issue_e(float (&e)[32], const RowOperands<Config>& operands, const __half* keys,
+                                        bool low) {
+  constexpr int kDim = Config::kDim;
+  if (low) {
+    asm volatile("// with low parts");  // not to be merged with the other way
+    mma_fence();
+    product_transposed<kDim, 64>(e, operands.x.words, keys);
+    product_transposed<kDim, 64, true>(e, operands.x_low, keys);
+    mma_commit();
+  } else {
+    mma_fence();
+    product_transposed<kDim, 64>(e, operands.x.words, keys);
+    mma_commit();
+  }
+}
+
+// B = G Vᵀ - Y Kᵀ (Y carries the sign)
+template <class Config>
+__device__ __forceinline__ void issue_b(float (&b)[32], const RowOperands<Config>& operands, const __half* keys,
+                                        const __half* values, bool low) {
+  constexpr int kDim = Config::kDim;
+  if (Config::kSolve && low) {
+    asm volatile("// with low parts");
+    mma_fence();
+    product_transposed<kDim, 64>(b, operands.g.words, values);
+    product_transposed<kDim, 64, true>(b, operands.y.words, keys);
+    product_transposed<kDim, 64, true>(b, operands.y_low, keys);
+    mma_commit();
+  } else {
+    mma_fence();
+    product_transposed<kDim, 64>(b, operands.g.words, values);
+    if constexpr (Config::kSolve) product_transposed<kDim, 64, true>(b, operands.y.words, keys);
+    mma_commit();
+  }
+}
+
+// W, E and B of a tile, whose weights are made while E and, where it can be, B are under way. Lets go of its values,
+// which come behind its keys.
 template <class Config, int kQWords>
 __device__ __forceinline__ void row_pass_products(uint32_t (&w)[16], float (&e)[32], float (&b)[32],
                                                   typename Config::Shared& shared, int warpgroup,
                                                   const RingPosition<Config::kSlots>& at, const uint32_t (&q)[kQWords],
-                                                  const RowPair& row, bool low) {
+                                                  const RowOperands<Config>& operands, const RowPair& row, bool low) {
   constexpr int kDim = Config::kDim;
   const auto value_at = at.ahead(1);
   const __half* keys = shared.slots[at.slot];
   const __half* values = shared.slots[value_at.slot];
-  const auto operand = [&](int place) { return shared.resident[warpgroup][place]; };
   float s[32];
   shared.barriers.full[at.slot].wait(at.phase);
+  if constexpr (Config::kAllAtOnce) shared.barriers.full[value_at.slot].wait(value_at.phase);
   // S = Q Kᵀ
   mma_fence();
   if constexpr (Config::kQInRegisters) {
     product_transposed<kDim, 64>(s, q, keys);
   } else {
-    product_transposed<kDim, 64>(s, operand(Config::kQ), keys);
+    product_transposed<kDim, 64>(s, shared.resident[warpgroup][Config::kQ], keys);
   }
   mma_commit();
-  // E = X Kᵀ
-  product_transposed<kDim, 64>(e, operand(Config::kXHigh), keys);
-  if (low) {
-    mma_fence();
-    product_transposed<kDim, 64, true>(e, operand(Config::kXLow), keys);
-  }
-  mma_commit();
-  mma_wait<1>();
+  issue_e(e, operands, keys, low);
+  if constexpr (Config::kAllAtOnce) issue_b(b, operands, keys, values, low);
+  mma_wait<Config::kAllAtOnce ? 2 : 1>();
   pin(s);
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
@@ -270,19 +325,15 @@ __device__ __forceinline__ void row_pass_products(uint32_t (&w)[16], float (&e)[
     w[i] = pack(exp2_fast(fmaf(s[2 * i], row.logit[h], row.shift[h])),
                 exp2_fast(fmaf(s[2 * i + 1], row.logit[h], row.shift[h])));
   }
-  pin(w);  // before B takes the registers of S
-  shared.barriers.full[value_at.slot].wait(value_at.phase);
-  // B = G Vᵀ - Y Kᵀ (Y carries the sign)
-  mma_fence();
-  product_transposed<kDim, 64>(b, operand(Config::kG), values);
-  if constexpr (Config::kSolve) {
-    product_transposed<kDim, 64, true>(b, operand(Config::kYHigh), keys);
-    if (low) {
-      mma_fence();
-      product_transposed<kDim, 64, true>(b, operand(Config::kYLow), keys);
-    }
+  pin(w);
+  if constexpr (Config::kAllAtOnce) {
+    // The assembler moves arithmetic past a wait for products, which then hides nothing, but not past a branch: this is
+    // one. The tile is there and held, so nobody waits.
+    shared.barriers.full[at.slot].wait(at.phase);
+  } else {
+    shared.barriers.full[value_at.slot].wait(value_at.phase);
+    issue_b(b, operands, keys, values, low);
   }
-  mma_commit();
   mma_wait<0>();
   pin(b);
   pin(e);
@@ -419,6 +470,7 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& params, t
   const bool low = uniform(rb.low(params, warpgroup)) != 0;
 
   shared.barriers.resident.wait(0);
+  const RowOperands<Config> operands(shared.resident[warpgroup], lane);
   RingPosition<Config::kSlots> at;
   const auto pass_by = [&](int tiles) {  // seen by the other warpgroup only
     for (int i = 0; i < 2 * tiles; ++i) {
@@ -431,7 +483,7 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& params, t
   for (int32_t tile = own.begin; tile < own.end; ++tile) {
     float e[32], b[32];
     uint32_t w[16];
-    row_pass_products<Config>(w, e, b, shared, warpgroup, at, q, row, low);
+    row_pass_products<Config>(w, e, b, shared, warpgroup, at, q, operands, row, low);
     const int32_t first_key = tile * 64;
     const bool whole = all_rows && first_key >= common.begin && first_key + 64 <= common.end;
     const auto run = [&]<int kStep>() {
