@@ -466,6 +466,7 @@ __global__ void __launch_bounds__(ForwardConfig<kDim, kCached>::kThreads, 1)
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<ForwardShared<Config>*>(memory);
   shared.init();
+  wait_for_last_kernel();
   const int warpgroup = own_warpgroup();
   SolveProducer<Config> producer{
       {shared, params, &keys, &values, params.weights + blockIdx.x * params.weights_stride, own_warp()}};
@@ -477,8 +478,8 @@ template <int kDim, bool kCached>
 Status launch_solve(const CUtensorMap& keys, const CUtensorMap& values, const SolveParams& params, int workers,
                     cudaStream_t stream) {
   using Config = ForwardConfig<kDim, kCached>;
-  return launch(solve_kernel<kDim, kCached>, workers, Config::kThreads, sizeof(ForwardShared<Config>), stream,
-                "the solve of the backward pass", keys, values, params);
+  return launch_early(solve_kernel<kDim, kCached>, dim3(static_cast<unsigned>(workers)), Config::kThreads,
+                      sizeof(ForwardShared<Config>), stream, "the solve of the backward pass", keys, values, params);
 }
 
 }  // namespace lla::cuda::sm90
