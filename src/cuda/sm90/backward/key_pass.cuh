@@ -9,6 +9,7 @@
 #include "cuda/common/launch.cuh"
 #include "cuda/sm90/backward/key_pass.hpp"
 #include "cuda/sm90/backward/pass_block.cuh"
+#include "cuda/sm90/bulk.cuh"
 #include "cuda/sm90/mma.cuh"
 #include "cuda/tensor/backward/store.cuh"
 
@@ -20,25 +21,20 @@ struct KeyPass {
   static constexpr bool kSolve = kSolve_;
   static constexpr int kTile = kQueryTile * kDim;  // elements of a tile of 64 rows
   static constexpr int kTileBytes = kTile * 2;
-  // Tiles of a step, two a slot: low parts of x and y where it has them, then Q and x, then G and y. The low parts come
-  // first: free as soon as E and B are done, they take the next step's last tiles.
+  // Slots of two tiles (KeyPassSlot). A step's low parts come first: free as soon as E and B are done, they make room
+  // for the next step's last tiles.
   static constexpr int kSlots = kDim == 128 ? 4 : 9;
-  static constexpr int kSlotsOfStep = 2;  // without low parts
 
   // Keys and values are the left operands of four products a step. From registers, where there is room for them, they
   // cost no reads of shared memory, and S, E and B have registers of their own.
   static constexpr bool kKeysInRegisters = kDim == 64;
 
-  // Slots of a step from the first that has no low parts, and tiles of a slot.
-  static constexpr int kScores = 0, kGradients = 1;
-  static constexpr int kQ = 0, kX = 1, kG = 0, kY = 1;
-
   struct Shared {
     alignas(1024) __half keys[kPassWarpgroups][kTile];
     alignas(1024) __half values[kPassWarpgroups][kTile];
     alignas(1024) __half slots[kSlots][2 * kTile];
-    // With the slot of Q and x: constants (halves swapped, see ConstantsAt), and whether the next step has low parts.
-    alignas(1024) RowConstants rows[kSlots][kQueryTile];
+    // With kScoreSlot: constants, and whether the next step has low parts.
+    alignas(128) RowConstants rows[kSlots][kQueryTile];
     int next_low[kSlots];
     PassBarriers<kSlots> barriers;
   };
@@ -118,50 +114,39 @@ __device__ __forceinline__ void key_pass_producer(const KeyPassParams& params, t
       const bool next_low = !last                             ? block.low(params, member, step + 1)
                             : member + 1 < params.shape.group ? block.low(params, member + 1, 0)
                                                               : false;
-      // `second` is not there where it belongs to y and x is given.
-      const auto bring = [&](int first, int second, bool there, bool constants) {
+      const auto bring = [&](KeyPassSlot which) {
+        const bool constants = which == kScoreSlot;
+        const int tiles = Config::kSolve || which == kScoreSlot ? 2 : 1;  // the others' second is y
         shared.barriers.empty[at.slot].wait(at.phase ^ 1);
         Barrier& full = shared.barriers.full[at.slot];
         if (constants) shared.next_low[at.slot] = next_low;
-        full.arrive_expecting((there ? 2 : 1) * Config::kTileBytes +
-                              (constants ? kQueryTile * sizeof(RowConstants) : 0));
-        __half* const slot = shared.slots[at.slot];
-        load_tile<Config::kDim>(slot, &params.queries[first], row, full);
-        if (there) load_tile<Config::kDim>(slot + Config::kTile, &params.queries[second], row, full);
-        if (constants) load_box(shared.rows[at.slot], &params.constants, 0, static_cast<int>(row), full);
+        full.arrive_expecting(tiles * Config::kTileBytes + (constants ? kQueryTile * sizeof(RowConstants) : 0));
+#pragma unroll
+        for (int half = 0; half < tiles; ++half) {
+          load_tile<Config::kDim>(shared.slots[at.slot] + half * Config::kTile,
+                                  &params.queries[tile_of_slot(which, half)], row, full);
+        }
+        if (constants) load_bytes(shared.rows[at.slot], params.rows + row, kQueryTile * sizeof(RowConstants), full);
         at.advance(1);
       };
-      if (low) bring(kOpXLow, kOpYLow, Config::kSolve, false);
-      bring(kOpQ, kOpXHigh, true, true);
-      bring(kOpG, kOpYHigh, Config::kSolve, false);
+      if (low) bring(kLowSlot);
+      bring(kScoreSlot);
+      bring(kGradientSlot);
       low = next_low;
     }
   }
 }
 
 // Constants of queries come from shared memory, which the products keep busy: they are read well before they are
-// needed. The threads of a quad read those of columns 0, 2, 4 and 6 of every eight at once, 64 bytes apart: two of them
-// would want the same banks. The copy engine therefore swaps the halves of every other four rows (its swizzle of 32
-// bytes).
-struct ConstantsAt {
-  const char *head, *tail;  // of a thread's first query: a0, b0, inverse, minus_c; logit, shift, edge, inverse_ds
-
-  __device__ __forceinline__ ConstantsAt(const RowConstants* rows, int column) {
-    const char* const first = reinterpret_cast<const char*>(rows + column);
-    const int swapped = column / 4 * 16;
-    head = first + swapped, tail = first + (16 - swapped);
-  }
-  // Of a thread's 16 queries: two in every eight.
-  __device__ __forceinline__ static int offset(int i) { return (8 * (i / 2) + i % 2) * sizeof(RowConstants); }
-};
-
+// needed. `rows` are those of a thread's first query; it has two in every eight.
+//
 // What makes weights of scores: logit and shift of a thread's 16 queries.
 struct LogitConstants {
   float2 query[16];
 
-  __device__ __forceinline__ explicit LogitConstants(const ConstantsAt& at) {
+  __device__ __forceinline__ explicit LogitConstants(const RowConstants* rows) {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) query[i] = *reinterpret_cast<const float2*>(at.tail + ConstantsAt::offset(i));
+    for (int i = 0; i < 16; ++i) query[i] = *reinterpret_cast<const float2*>(&rows[8 * (i / 2) + i % 2].logit);
   }
 };
 // The rest, of 4 queries: those of column blocks 2 kStep and 2 kStep + 1.
@@ -170,12 +155,12 @@ struct StepConstants {
   float2 tail[4];  // edge, inverse_ds
 
   template <int kStep>
-  __device__ __forceinline__ void load(const ConstantsAt& at) {
+  __device__ __forceinline__ void load(const RowConstants* rows) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int offset = ConstantsAt::offset(4 * kStep + i);
-      head[i] = *reinterpret_cast<const float4*>(at.head + offset);
-      tail[i] = *reinterpret_cast<const float2*>(at.tail + offset + 8);
+      const RowConstants& row = rows[8 * (2 * kStep + i / 2) + i % 2];
+      head[i] = *reinterpret_cast<const float4*>(&row);
+      tail[i] = *reinterpret_cast<const float2*>(&row.edge);
     }
   }
 };
@@ -254,7 +239,7 @@ __device__ __forceinline__ void key_pass_elements(uint32_t (&pa)[4], uint32_t (&
 template <class Config, int kStep>
 __device__ __forceinline__ void key_pass_step(float (&dk)[Config::kDim / 2], float (&dv)[Config::kDim / 2],
                                               const uint32_t (&w)[16], const float (&e)[32], const float (&b)[32],
-                                              StepConstants& constants, const ConstantsAt& constants_at, bool whole,
+                                              StepConstants& constants, const RowConstants* rows, bool whole,
                                               const KeyPassMask& mask, const __half* q, const __half* g,
                                               const __half* x, const __half* y) {
   uint32_t pa[4], pb[4], ds[4];
@@ -266,7 +251,7 @@ __device__ __forceinline__ void key_pass_step(float (&dk)[Config::kDim / 2], flo
   pin(pa);
   pin(pb);
   pin(ds);
-  if constexpr (kStep < 3) constants.load<kStep + 1>(constants_at);
+  if constexpr (kStep < 3) constants.load<kStep + 1>(rows);
   // dv += (P a) G;  dk += (P a) (-Y) + (P b) X + dS Q
   mma_fence();
   product_step<Config::kDim, kQueryTile>(dv, pa, g, kStep);
@@ -276,37 +261,34 @@ __device__ __forceinline__ void key_pass_step(float (&dk)[Config::kDim / 2], flo
   mma_commit();
 }
 
-// The tiles of one step in the ring: a slot of low parts, where it has them, then the others.
+// The tiles of one step in the ring.
 template <class Config>
 struct StepTiles {
   using Position = RingPosition<Config::kSlots>;
   typename Config::Shared& shared;
-  const Position low_at, at;
-  const bool low;
+  const Position first, scores;
+  const bool low;  // whether it has low parts
 
   __device__ __forceinline__ StepTiles(typename Config::Shared& of, const Position& position, bool has_low)
-      : shared(of), low_at(position), at(has_low ? position.ahead(1) : position), low(has_low) {}
+      : shared(of), first(position), scores(has_low ? position.ahead(1) : position), low(has_low) {}
 
-  __device__ __forceinline__ const __half* tile(int slot, int which) const { return tile_at(at.ahead(slot), which); }
-  __device__ __forceinline__ const __half* low_tile(int which) const { return tile_at(low_at, which); }
-  __device__ __forceinline__ void wait(int slot) const { wait_at(at.ahead(slot)); }
-  __device__ __forceinline__ void wait_low() const { wait_at(low_at); }
-  __device__ __forceinline__ void release(int slot) const { release_at(at.ahead(slot)); }
-  __device__ __forceinline__ void release_low() const { release_at(low_at); }
+  __device__ __forceinline__ Position at(int slot) const {
+    return slot == kLowSlot ? first : scores.ahead(slot - kScoreSlot);
+  }
+  __device__ __forceinline__ Position behind() const { return at(kKeyPassSlots); }
+  __device__ __forceinline__ const __half* tile(QueryOperand operand) const {
+    const TilePlace place = tile_place(operand);
+    return shared.slots[at(place.slot).slot] + place.half * Config::kTile;
+  }
+  __device__ __forceinline__ void wait(int slot) const {
+    const Position p = at(slot);
+    shared.barriers.full[p.slot].wait(p.phase);
+  }
+  __device__ __forceinline__ void release(int slot) const { shared.barriers.empty[at(slot).slot].arrive_for_warp(); }
   // Of a step that only the other warpgroup sees.
   __device__ __forceinline__ void pass_by() const {
     __syncwarp();
-    if (low) wait_low(), release_low();
-    for (int i = 0; i < Config::kSlotsOfStep; ++i) wait(i), release(i);
-  }
-
- private:
-  __device__ __forceinline__ const __half* tile_at(const Position& p, int which) const {
-    return shared.slots[p.slot] + which * Config::kTile;
-  }
-  __device__ __forceinline__ void wait_at(const Position& p) const { shared.barriers.full[p.slot].wait(p.phase); }
-  __device__ __forceinline__ void release_at(const Position& p) const {
-    shared.barriers.empty[p.slot].arrive_for_warp();
+    for (int slot = low ? kLowSlot : kScoreSlot; slot < kKeyPassSlots; ++slot) wait(slot), release(slot);
   }
 };
 
@@ -317,12 +299,12 @@ __device__ __forceinline__ void issue_e(float (&e)[32], const StepTiles<Config>&
   if (tiles.low) {
     asm volatile("// with low parts");  // not to be merged with the other way
     mma_fence();
-    product_transposed<Config::kDim, 64>(e, keys.words, tiles.tile(Config::kScores, Config::kX));
-    product_transposed<Config::kDim, 64, true>(e, keys.words, tiles.low_tile(Config::kX));
+    product_transposed<Config::kDim, 64>(e, keys.words, tiles.tile(kOpXHigh));
+    product_transposed<Config::kDim, 64, true>(e, keys.words, tiles.tile(kOpXLow));
     mma_commit();
   } else {
     mma_fence();
-    product_transposed<Config::kDim, 64>(e, keys.words, tiles.tile(Config::kScores, Config::kX));
+    product_transposed<Config::kDim, 64>(e, keys.words, tiles.tile(kOpXHigh));
     mma_commit();
   }
 }
@@ -334,16 +316,14 @@ __device__ __forceinline__ void issue_b(float (&b)[32], const StepTiles<Config>&
   if (Config::kSolve && tiles.low) {
     asm volatile("// with low parts");
     mma_fence();
-    product_transposed<Config::kDim, 64>(b, values.words, tiles.tile(Config::kGradients, Config::kG));
-    product_transposed<Config::kDim, 64, true>(b, keys.words, tiles.tile(Config::kGradients, Config::kY));
-    product_transposed<Config::kDim, 64, true>(b, keys.words, tiles.low_tile(Config::kY));
+    product_transposed<Config::kDim, 64>(b, values.words, tiles.tile(kOpG));
+    product_transposed<Config::kDim, 64, true>(b, keys.words, tiles.tile(kOpYHigh));
+    product_transposed<Config::kDim, 64, true>(b, keys.words, tiles.tile(kOpYLow));
     mma_commit();
   } else {
     mma_fence();
-    product_transposed<Config::kDim, 64>(b, values.words, tiles.tile(Config::kGradients, Config::kG));
-    if constexpr (Config::kSolve) {
-      product_transposed<Config::kDim, 64, true>(b, keys.words, tiles.tile(Config::kGradients, Config::kY));
-    }
+    product_transposed<Config::kDim, 64>(b, values.words, tiles.tile(kOpG));
+    if constexpr (Config::kSolve) product_transposed<Config::kDim, 64, true>(b, keys.words, tiles.tile(kOpYHigh));
     mma_commit();
   }
 }
@@ -352,7 +332,7 @@ __device__ __forceinline__ void issue_b(float (&b)[32], const StepTiles<Config>&
 // The tile is there and held, so nobody waits.
 template <class Config>
 __device__ __forceinline__ void finish_before(const StepTiles<Config>& tiles) {
-  tiles.wait(Config::kScores);
+  tiles.wait(kScoreSlot);
 }
 
 // W, E and B of 64 keys and a step's 64 queries. Lets go of its low parts. `constants` are those of its first 16
@@ -360,19 +340,18 @@ __device__ __forceinline__ void finish_before(const StepTiles<Config>& tiles) {
 template <class Config, class Left>
 __device__ __forceinline__ void key_pass_products(uint32_t (&w)[16], float (&e)[32], float (&b)[32],
                                                   StepConstants& constants, const StepTiles<Config>& tiles,
-                                                  const Left& keys, const Left& values,
-                                                  const ConstantsAt& constants_at) {
-  if (tiles.low) tiles.wait_low();
+                                                  const Left& keys, const Left& values, const RowConstants* rows) {
+  if (tiles.low) tiles.wait(kLowSlot);
   if constexpr (Config::kKeysInRegisters) {
     float s[32];
-    tiles.wait(Config::kGradients);
+    tiles.wait(kGradientSlot);
     // S = K Qᵀ
     mma_fence();
-    product_transposed<Config::kDim, 64>(s, keys.words, tiles.tile(Config::kScores, Config::kQ));
+    product_transposed<Config::kDim, 64>(s, keys.words, tiles.tile(kOpQ));
     mma_commit();
     issue_e(e, tiles, keys);
     issue_b(b, tiles, keys, values);
-    const LogitConstants logits(constants_at);
+    const LogitConstants logits(rows);
     mma_wait<2>();
     pin(s);
     key_pass_weights(w, s, logits);
@@ -382,22 +361,22 @@ __device__ __forceinline__ void key_pass_products(uint32_t (&w)[16], float (&e)[
     float(&s)[32] = b;  // B takes the registers of S once these have become W
     // S = K Qᵀ
     mma_fence();
-    product_transposed<Config::kDim, 64>(s, keys.words, tiles.tile(Config::kScores, Config::kQ));
+    product_transposed<Config::kDim, 64>(s, keys.words, tiles.tile(kOpQ));
     mma_commit();
     issue_e(e, tiles, keys);
-    const LogitConstants logits(constants_at);
+    const LogitConstants logits(rows);
     mma_wait<1>();
     pin(s);
     key_pass_weights(w, s, logits);
     pin(w);
-    tiles.wait(Config::kGradients);
+    tiles.wait(kGradientSlot);
     issue_b(b, tiles, keys, values);
   }
-  constants.load<0>(constants_at);
+  constants.load<0>(rows);
   mma_wait<0>();
   pin(e);
   pin(b);
-  if (tiles.low) tiles.release_low();
+  if (tiles.low) tiles.release(kLowSlot);
 }
 
 template <int kDim>
@@ -441,12 +420,12 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& params, t
   for (int32_t step = total; step > 0; --step, first_query += kQueryTile) {
     if (first_query == end_query) first_query -= steps * kQueryTile;  // of the next head
     const StepTiles<Config> tiles(shared, at, next_low);
-    const ConstantsAt constants_at(shared.rows[tiles.at.slot], lane.column);
-    at = tiles.at.ahead(Config::kSlotsOfStep);
+    const RowConstants* const rows = shared.rows[tiles.scores.slot] + lane.column;
+    at = tiles.behind();
 
     const int32_t nearest = first_key - first_query - (kQueryTile - 1), farthest = first_key + 63 - first_query;
-    tiles.wait(Config::kScores);
-    next_low = uniform(shared.next_low[tiles.at.slot]) != 0;
+    tiles.wait(kScoreSlot);
+    next_low = uniform(shared.next_low[tiles.scores.slot]) != 0;
     if (nearest > mask.high || farthest < mask.low) {
       tiles.pass_by();
       continue;
@@ -454,14 +433,13 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& params, t
     float e[32], b[32];
     uint32_t w[16];
     StepConstants constants;
-    key_pass_products<Config>(w, e, b, constants, tiles, keys, values, constants_at);
+    key_pass_products<Config>(w, e, b, constants, tiles, keys, values, rows);
     mask.query = first_query + lane.column;
     const bool whole = nearest >= mask.low && farthest <= mask.high && first_query + kQueryTile <= block.length_q &&
                        first_key + 64 <= block.length_k;
     const auto run = [&]<int kStep>() {
-      key_pass_step<Config, kStep>(dk, dv, w, e, b, constants, constants_at, whole, mask,
-                                   tiles.tile(Config::kScores, Config::kQ), tiles.tile(Config::kGradients, Config::kG),
-                                   tiles.tile(Config::kScores, Config::kX), tiles.tile(Config::kGradients, Config::kY));
+      key_pass_step<Config, kStep>(dk, dv, w, e, b, constants, rows, whole, mask, tiles.tile(kOpQ), tiles.tile(kOpG),
+                                   tiles.tile(kOpXHigh), tiles.tile(kOpYHigh));
     };
     run.template operator()<0>();
     run.template operator()<1>();
@@ -471,7 +449,8 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& params, t
     pin(dk);
     pin(dv);
     __syncwarp();  // one lane speaks for all that have read the constants that came with Q
-    for (int slot = 0; slot < Config::kSlotsOfStep; ++slot) tiles.release(slot);
+    tiles.release(kScoreSlot);
+    tiles.release(kGradientSlot);
   }
   store_keys<kDim>(params, block, first_key, dk, dv, total > 0, lane);
 }
