@@ -8,6 +8,7 @@
 #include "cuda/common/launch.cuh"
 #include "cuda/sm90/backward/pass_block.cuh"
 #include "cuda/sm90/backward/row_pass.hpp"
+#include "cuda/sm90/bulk.cuh"
 #include "cuda/sm90/mma.cuh"
 #include "cuda/tensor/backward/exponents.hpp"
 #include "cuda/tensor/rows.cuh"
@@ -97,6 +98,11 @@ __device__ __forceinline__ void row_pass_producer(const RowPassParams& params, t
   }
   RingPosition<Config::kSlots> at;
   for (int32_t tile = b.tiles.begin; tile < b.tiles.end; ++tile) {
+    if (tile == max(b.tiles.begin, b.tiles.end - 4)) {  // the rows' ends need these, and would wait for memory
+      const int rows = min(kBlockRows, b.block.length_q - b.block.first_row);
+      prefetch_bytes(params.mean_k + b.query_row * params.dim, rows * params.dim * 4);
+      if (Config::kSolve) prefetch_bytes(params.y + b.query_row * Config::kDim, rows * Config::kDim * 4);
+    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       shared.barriers.empty[at.slot].wait(at.phase ^ 1);
