@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "cuda/sm90/backward/key_pass_slots.hpp"
 #include "cuda/sm90/backward/workspace.hpp"
 #include "cuda/sm90/plan.hpp"
 #include "cuda/sm90/sm90.hpp"
@@ -49,6 +50,18 @@ void expect_disjoint(std::vector<Section> sections, int64_t size) {
     end = s.begin + s.bytes;
   }
   EXPECT_LE(end, size);
+}
+
+// Read where they are brought; and what is left out where x is given, or where a step has no low parts, is y's, or low.
+TEST(Sm90Backward, TilesOfTheKeyPassAreReadWhereTheyAreBrought) {
+  for (int i = 0; i < kQueryOperands; ++i) {
+    const auto operand = static_cast<QueryOperand>(i);
+    const TilePlace place = tile_place(operand);
+    ASSERT_TRUE(place.slot >= 0 && place.slot < kKeyPassSlots) << i;
+    EXPECT_EQ(tile_of_slot(place.slot, place.half), operand);
+    EXPECT_EQ(place.slot == kLowSlot, operand == kOpXLow || operand == kOpYLow) << i;
+    EXPECT_EQ(place.slot != kScoreSlot && place.half == 1, operand == kOpYLow || operand == kOpYHigh) << i;
+  }
 }
 
 TEST(Sm90Backward, SectionsOfTheWorkspaceDoNotMeet) {

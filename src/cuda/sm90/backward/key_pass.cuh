@@ -24,6 +24,7 @@ struct KeyPass {
   // Slots of two tiles (KeyPassSlot). A step's low parts come first: free as soon as E and B are done, they make room
   // for the next step's last tiles.
   static constexpr int kSlots = kDim == 128 ? 4 : 9;
+  static_assert(kSlots >= kKeyPassSlots, "a step must fit");
 
   // Keys and values are the left operands of four products a step. From registers, where there is room for them, they
   // cost no reads of shared memory, and S, E and B have registers of their own.
