@@ -50,7 +50,9 @@ TEST(Sm90Plan, DecidesHowManyHeadsAreSideBySide) {
   p.operation = core::Operation::backward;
   EXPECT_EQ(heads_together(p), 4);
   p.ridge = core::RidgeShape::none;  // 4 MiB
-  EXPECT_EQ(heads_together(p), 6);
+  EXPECT_EQ(heads_together(p), 4) << "six would fit, but leave two for the last";
+  p.batch = 1, p.heads_q = p.heads_kv = 17;
+  EXPECT_EQ(heads_together(p), 6) << "6, 6 and 5";
   EXPECT_EQ(heads_together(problem(2, 4, 64, 64)), 8) << "not more than there are";
   EXPECT_EQ(heads_together(problem(1, 1, 1 << 20, 128)), 1);
 }

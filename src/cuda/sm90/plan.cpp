@@ -119,8 +119,16 @@ int32_t heads_together(const Problem& p) {
   constexpr int64_t kOperandBytes = int64_t{24} << 20;
   const int64_t row_bytes = int64_t{padded_dim(p.dim, p.value_dim)} * 2 * (p.given_x() ? 4 : 6);
   const int64_t per_head = std::max<int64_t>(1, p.seqlen_q * p.group() * row_bytes);
-  return static_cast<int32_t>(
-      std::clamp<int64_t>(kOperandBytes / per_head, 1, std::max<int64_t>(p.batch * p.heads_kv, 1)));
+  const int64_t heads = std::max<int64_t>(p.batch * p.heads_kv, 1);
+  const int64_t most = std::clamp<int64_t>(kOperandBytes / per_head, 1, heads);
+  // A bundle begins with its longest blocks, and those of a small last one would keep a few multiprocessors busy while
+  // the others have nothing left: up to a half fewer, so that the last bundle is as full as can be.
+  int64_t best = most;
+  const auto in_last = [&](int64_t size) { return (heads - 1) % size + 1; };
+  for (int64_t size = most - 1; 2 * size > most; --size) {
+    if (in_last(size) * best > in_last(best) * size) best = size;
+  }
+  return static_cast<int32_t>(best);
 }
 
 int64_t cached_weights_per_block(const Problem& p) { return cached_bytes_of_block(p, most_keys_of_a_sequence(p)); }
