@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(kThreads) ridge_sum_kernel(const __grid_consta
   double sum = 0;
   for (int64_t b = 0; b < params.batch; ++b) {
     const double* from = params.partial + (b * params.heads_q + first_head) * params.blocks_per_head;
-    for (int64_t i = threadIdx.x; i < heads * params.blocks_per_head; i += kThreads) sum += from[i];
+    for (int64_t i = threadIdx.x; i < heads * params.blocks_per_head; i += kThreads) sum += __ldcg(from + i);
   }
   sums[threadIdx.x] = sum;
   for (int step = kThreads / 2; step > 0; step /= 2) {
