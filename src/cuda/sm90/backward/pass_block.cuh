@@ -1,5 +1,5 @@
 // What the blocks of the row and the key pass have in common: a producer thread, two consumer warpgroups,
-// operands that stay and a ring of slots, one tile of 64 rows each.
+// operands that stay and a ring of slots for tiles of 64 rows.
 #pragma once
 
 #include "cuda/sm90/mma.cuh"
