@@ -81,7 +81,7 @@ TEST(Sm90Backward, SectionsOfTheWorkspaceDoNotMeet) {
           {"value marks", at.forward.value_marks, keys},
           {"keys", at.forward.keys, keys * padded * 2},
           {"values", at.forward.values, keys * padded * 2},
-          {"bounds", at.bounds, p.batch * p.heads_kv * static_cast<int64_t>(sizeof(HeadBounds))},
+          {"bounds", at.bounds, at.bounds_bytes},
           {"head exponents", at.head_exponents, p.batch * p.heads_kv * 8},
           {"rows", at.rows, (rows + 64) * 32},
           {"units", at.units, rows * static_cast<int64_t>(sizeof(RowUnits))},

@@ -13,15 +13,7 @@ __device__ __forceinline__ void load_bytes(void* to, const void* from, uint32_t 
                : "memory");
 }
 
-// Into L2 only, by the copy engine: for who will read them soon. What lies outside of whole 16 bytes is left out.
-__device__ __forceinline__ void prefetch_bytes(const void* from, uint32_t bytes) {
-  const uint64_t at = reinterpret_cast<uint64_t>(from), begin = (at + 15) / 16 * 16, end = (at + bytes) / 16 * 16;
-  if (end <= begin) return;
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(begin), "r"(static_cast<uint32_t>(end - begin))
-               : "memory");
-}
-
-// As the first, for bytes that are read once in a while and should not push others out of L2.
+// The same for bytes that are read once in a while and should not push others out of L2.
 __device__ __forceinline__ void load_bytes_once(void* to, const void* from, uint32_t bytes, Barrier& barrier) {
   constexpr uint64_t kEvictFirst = 0x12f0000000000000;  // what createpolicy.fractional.L2::evict_first makes
   asm volatile(

@@ -59,7 +59,6 @@ __global__ void __launch_bounds__(kPrepassThreads, kPrepassBlocks)
   }
   if (threadIdx.x != 0 || chunk.first != 0 || blockIdx.y != 0) return;
   params.heads[chunk.head] = {};
-  if (params.bounds != nullptr) params.bounds[chunk.head] = {};
   if (chunk.head == 0) *params.header = Header{};
 }
 
@@ -96,7 +95,6 @@ __global__ void __launch_bounds__(kPrepassThreads) whole_heads_kernel(const __gr
   if (threadIdx.x == 0) {
     marked = 0;
     if (blockIdx.x == 0) *params.header = Header{};
-    if (params.bounds != nullptr) params.bounds[blockIdx.x] = {};
   }
   const PrepassChunk chunk(params, static_cast<int32_t>(blockIdx.x), 0, params.positions);
   // The first maximum's barriers stand between the zero above and the counting.
@@ -136,10 +134,6 @@ Status run_prepass(const PrepassParams& params, cudaStream_t stream) {
   }
   const dim3 grid(static_cast<unsigned>(prepass_chunks(params.positions) * params.head_count), 2);
   if (grid.x == 0) {
-    if (params.bounds != nullptr) {
-      const size_t bytes = sizeof(HeadBounds) * static_cast<size_t>(params.head_count);
-      LLA_RETURN_IF_ERROR(to_status(cudaMemsetAsync(params.bounds, 0, bytes, stream), "clearing the bounds"));
-    }
     const auto bytes = reinterpret_cast<char*>(params.chunk_maxima) - reinterpret_cast<char*>(params.header);
     return to_status(cudaMemsetAsync(params.header, 0, static_cast<size_t>(bytes), stream), "clearing the counters");
   }

@@ -7,7 +7,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include "cuda/tensor/backward/records.hpp"
 #include "cuda/tensor/params.hpp"
 
 namespace lla::cuda::tensor {
@@ -25,7 +24,6 @@ struct PrepassParams {
   PrepassOperand operand[2];
   Header* header;  // cleared by the pre-pass
   HeadStatistics* heads;
-  HeadBounds* bounds;   // of the backward, cleared as well; null: none
   float* chunk_maxima;  // [head][chunk][operand]
   float* chunk_bounds;  // [head][chunk][least, largest][padded], of keys
   float* shift;         // c, [head][padded]; null: keys stay as they are

@@ -41,6 +41,11 @@ struct BackwardLaunch {
   int64_t key_heads() const { return (p.packed ? 1 : p.batch) * p.heads_kv; }
   int64_t keys_per_head() const { return p.packed ? p.total_k : p.seqlen_k; }
 
+  Status clear_bounds() const {
+    return to_status(cudaMemsetAsync(at<char>(layout.bounds), 0, layout.bounds_bytes, stream),
+                     "clearing the workspace");
+  }
+
   Status copy_keys_and_values() const {
     PrepassParams params{};
     params.operand[0] = {rows_of(call.k), static_cast<int32_t>(p.dim), at<uint16_t>(layout.forward.keys),
@@ -49,7 +54,6 @@ struct BackwardLaunch {
                          at<uint8_t>(layout.forward.value_marks), false};
     params.header = at<Header>(layout.forward.header);
     params.heads = at<HeadStatistics>(layout.forward.head_statistics);
-    params.bounds = at<HeadBounds>(layout.bounds);
     params.chunk_maxima = at<float>(layout.forward.chunk_maxima);
     params.chunk_bounds = at<float>(layout.forward.chunk_bounds);
     params.shift = p.given_x() ? nullptr : at<float>(layout.forward.key_shift);
@@ -214,6 +218,7 @@ struct BackwardLaunch {
   }
 
   Status run() const {
+    LLA_RETURN_IF_ERROR(clear_bounds());
     LLA_RETURN_IF_ERROR(copy_keys_and_values());
     if (!p.given_x() && p.rows() > 0) {
       LLA_RETURN_IF_ERROR(solve_rows());

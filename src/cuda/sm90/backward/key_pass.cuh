@@ -36,7 +36,7 @@ struct KeyPass {
     alignas(1024) __half slots[kSlots][2 * kTile];
     // With kScoreSlot: constants, and whether the next step has low parts.
     alignas(128) RowConstants rows[kSlots][kQueryTile];
-    uint32_t next_low[kSlots];
+    int next_low[kSlots];
     PassBarriers<kSlots> barriers;
   };
 };
@@ -86,8 +86,8 @@ struct KeyBlock {
     return first_key_row(params.shape, copy_index(params), head, start_k) + first_key;
   }
   // Whether a step has low parts.
-  __device__ __forceinline__ uint32_t low(const KeyPassParams& params, int32_t member, int32_t step) const {
-    return params.low[operand_block(params.shape, batch, head * params.shape.group + member, first_query) + step];
+  __device__ __forceinline__ bool low(const KeyPassParams& params, int32_t member, int32_t step) const {
+    return params.low[operand_block(params.shape, batch, head * params.shape.group + member, first_query) + step] != 0;
   }
   __device__ __forceinline__ int64_t query_row(const KeyPassParams& params, int32_t query_head, int32_t query) const {
     return tensor::query_row(params.shape, batch, query_head, start_q, query);
@@ -97,10 +97,6 @@ struct KeyBlock {
 template <class Config>
 __device__ __forceinline__ void key_pass_producer(const KeyPassParams& params, typename Config::Shared& shared,
                                                   const KeyBlock& block) {
-  const int32_t steps = block.steps(), total = steps * params.shape.group;
-  // Whether a step has low parts is read two steps ahead: a read takes longer than a short block can wait.
-  const auto low_at = [&](int32_t step) { return step < total ? block.low(params, step / steps, step % steps) : 0; };
-  uint32_t low = low_at(0), next_low = low_at(1);
   shared.barriers.resident.arrive_expecting(4 * Config::kTileBytes);
   const int64_t key_row = block.key_row(params);
 #pragma unroll
@@ -109,29 +105,36 @@ __device__ __forceinline__ void key_pass_producer(const KeyPassParams& params, t
     load_tile<Config::kDim>(shared.values[g], &params.values, key_row + g * 64, shared.barriers.resident);
   }
   RingPosition<Config::kSlots> at;
-  for (int32_t step = 0; step < total; ++step) {
-    const int64_t row = block.query_row(params, block.head * params.shape.group + step / steps,
-                                        block.first_query + step % steps * kQueryTile);
-    const uint32_t low_after_next = low_at(step + 2);
-    const auto bring = [&](KeyPassSlot which) {
-      const bool constants = which == kScoreSlot;
-      const int tiles = Config::kSolve || which == kScoreSlot ? 2 : 1;  // the others' second is y
-      shared.barriers.empty[at.slot].wait(at.phase ^ 1);
-      Barrier& full = shared.barriers.full[at.slot];
-      if (constants) shared.next_low[at.slot] = next_low;
-      full.arrive_expecting(tiles * Config::kTileBytes + (constants ? kQueryTile * sizeof(RowConstants) : 0));
+  const int32_t steps = block.steps();
+  bool low = steps > 0 && block.low(params, 0, 0);
+  for (int32_t member = 0; member < params.shape.group; ++member) {
+    const int64_t row0 = block.query_row(params, block.head * params.shape.group + member, block.first_query);
+    for (int32_t step = 0; step < steps; ++step) {
+      const int64_t row = row0 + int64_t{step} * kQueryTile;
+      const bool last = step + 1 == steps;
+      const bool next_low = !last                             ? block.low(params, member, step + 1)
+                            : member + 1 < params.shape.group ? block.low(params, member + 1, 0)
+                                                              : false;
+      const auto bring = [&](KeyPassSlot which) {
+        const bool constants = which == kScoreSlot;
+        const int tiles = Config::kSolve || which == kScoreSlot ? 2 : 1;  // the others' second is y
+        shared.barriers.empty[at.slot].wait(at.phase ^ 1);
+        Barrier& full = shared.barriers.full[at.slot];
+        if (constants) shared.next_low[at.slot] = next_low;
+        full.arrive_expecting(tiles * Config::kTileBytes + (constants ? kQueryTile * sizeof(RowConstants) : 0));
 #pragma unroll
-      for (int half = 0; half < tiles; ++half) {
-        load_tile<Config::kDim>(shared.slots[at.slot] + half * Config::kTile,
-                                &params.queries[tile_of_slot(which, half)], row, full);
-      }
-      if (constants) load_bytes(shared.rows[at.slot], params.rows + row, kQueryTile * sizeof(RowConstants), full);
-      at.advance(1);
-    };
-    if (low != 0) bring(kLowSlot);
-    bring(kScoreSlot);
-    bring(kGradientSlot);
-    low = next_low, next_low = low_after_next;
+        for (int half = 0; half < tiles; ++half) {
+          load_tile<Config::kDim>(shared.slots[at.slot] + half * Config::kTile,
+                                  &params.queries[tile_of_slot(which, half)], row, full);
+        }
+        if (constants) load_bytes(shared.rows[at.slot], params.rows + row, kQueryTile * sizeof(RowConstants), full);
+        at.advance(1);
+      };
+      if (low) bring(kLowSlot);
+      bring(kScoreSlot);
+      bring(kGradientSlot);
+      low = next_low;
+    }
   }
 }
 
@@ -414,7 +417,7 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& params, t
   const int32_t total = steps * params.shape.group;
   int32_t first_query = uniform(block.first_query);
   const int32_t end_query = first_query + steps * kQueryTile;
-  bool next_low = uniform(total > 0 && block.low(params, 0, 0) != 0) != 0;
+  bool next_low = uniform(total > 0 && block.low(params, 0, 0)) != 0;
   for (int32_t step = total; step > 0; --step, first_query += kQueryTile) {
     if (first_query == end_query) first_query -= steps * kQueryTile;  // of the next head
     const StepTiles<Config> tiles(shared, at, next_low);

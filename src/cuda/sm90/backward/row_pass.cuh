@@ -8,7 +8,6 @@
 #include "cuda/common/launch.cuh"
 #include "cuda/sm90/backward/pass_block.cuh"
 #include "cuda/sm90/backward/row_pass.hpp"
-#include "cuda/sm90/bulk.cuh"
 #include "cuda/sm90/mma.cuh"
 #include "cuda/tensor/backward/exponents.hpp"
 #include "cuda/tensor/rows.cuh"
@@ -70,45 +69,34 @@ struct RowBlock {
     key_row = first_key_row(params.shape, copy_index, kv_head, block.start_k);
   }
   // Whether a warpgroup's rows have low parts; those that are not there have none.
-  __device__ __forceinline__ uint32_t low(const RowPassParams& params, int warpgroup) const {
+  __device__ __forceinline__ bool low(const RowPassParams& params, int warpgroup) const {
     const int32_t row = block.first_row + warpgroup * kOperandRows;
-    return row < block.length_q ? params.low[operand_block(params.shape, block.batch, block.head, row)] : 0;
+    return row < block.length_q && params.low[operand_block(params.shape, block.batch, block.head, row)] != 0;
   }
 };
 
 template <class Config>
 __device__ __forceinline__ void row_pass_producer(const RowPassParams& params, typename Config::Shared& shared,
                                                   const RowBlock& b) {
-  // The flags are read while the other operands are on their way; the barrier may count bytes before it expects them.
-  uint32_t low[kPassWarpgroups];
-#pragma unroll
-  for (int g = 0; g < kPassWarpgroups; ++g) low[g] = b.low(params, g);
+  bool low[kPassWarpgroups];
   int tiles = kPassWarpgroups * Config::kResident;
-  const auto bring = [&](bool low_parts) {
 #pragma unroll
-    for (int g = 0; g < kPassWarpgroups; ++g) {
-      if (low_parts && low[g] == 0) {
-        tiles -= Config::kLow;
-        continue;
-      }
-#pragma unroll
-      for (int i = 0; i < Config::kResident; ++i) {
-        if (Config::is_low(i) != low_parts) continue;
-        load_tile<Config::kDim>(shared.resident[g][i], &params.queries[Config::operand(i)], b.query_row + g * 64,
-                                shared.barriers.resident);
-      }
-    }
-  };
-  bring(false);
-  bring(true);
+  for (int g = 0; g < kPassWarpgroups; ++g) {
+    low[g] = b.low(params, g);
+    if (!low[g]) tiles -= Config::kLow;
+  }
   shared.barriers.resident.arrive_expecting(tiles * Config::kTileBytes);
+#pragma unroll
+  for (int g = 0; g < kPassWarpgroups; ++g) {
+#pragma unroll
+    for (int i = 0; i < Config::kResident; ++i) {
+      if (Config::is_low(i) && !low[g]) continue;
+      load_tile<Config::kDim>(shared.resident[g][i], &params.queries[Config::operand(i)], b.query_row + g * 64,
+                              shared.barriers.resident);
+    }
+  }
   RingPosition<Config::kSlots> at;
   for (int32_t tile = b.tiles.begin; tile < b.tiles.end; ++tile) {
-    if (tile == max(b.tiles.begin, b.tiles.end - 4)) {  // the rows' ends need these, and would wait for memory
-      const int rows = min(kBlockRows, b.block.length_q - b.block.first_row);
-      prefetch_bytes(params.mean_k + b.query_row * params.dim, rows * params.dim * 4);
-      if (Config::kSolve) prefetch_bytes(params.y + b.query_row * Config::kDim, rows * Config::kDim * 4);
-    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       shared.barriers.empty[at.slot].wait(at.phase ^ 1);
@@ -479,7 +467,7 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& params, t
   const bool all_rows = first_row + 64 <= rb.block.length_q;
   TileRange own = uniform(tiles_of(visible_keys(params.shape, rb.block, first_row, 64), 64));
   if (own.count() <= 0) own = {rb.tiles.begin, rb.tiles.begin};
-  const bool low = uniform(rb.low(params, warpgroup) != 0) != 0;
+  const bool low = uniform(rb.low(params, warpgroup)) != 0;
 
   shared.barriers.resident.wait(0);
   const RowOperands<Config> operands(shared.resident[warpgroup], lane);

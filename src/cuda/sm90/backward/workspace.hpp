@@ -13,7 +13,7 @@ namespace lla::cuda::sm90 {
 // on) lies where the operands go afterwards.
 struct BackwardLayout {
   WorkspaceLayout forward;
-  int64_t bounds;  // zeroed
+  int64_t bounds, bounds_bytes;  // zeroed
   int64_t head_exponents;
   int64_t rows, units;  // constants, with one tile of rows to spare
   int64_t sizes;
@@ -33,7 +33,8 @@ struct BackwardLayout {
     const auto take = [&](int64_t bytes) {
       return std::exchange(at, at + (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment);
     };
-    bounds = take(heads * static_cast<int64_t>(sizeof(HeadBounds)));
+    bounds_bytes = heads * static_cast<int64_t>(sizeof(HeadBounds));
+    bounds = take(bounds_bytes);
     head_exponents = take(heads * 2 * 4);
     rows = take((p.rows() + spare) * static_cast<int64_t>(sizeof(RowConstants)));
     units = take(p.rows() * static_cast<int64_t>(sizeof(RowUnits)));
