@@ -149,8 +149,9 @@ struct BackwardLaunch {
     params.units = at<RowUnits>(layout.units);
     if (p.given_x()) params.info = call.info;
     params.ridge = p.ridge;
+    const bool summed = p.ridge == core::RidgeShape::scalar || p.ridge == core::RidgeShape::head;
     if (call.dridge) {
-      if (ridge_summed()) {
+      if (summed) {
         params.ridge_sums = at<double>(layout.ridge_sums);
       } else {
         params.dridge = static_cast<float*>(call.dridge.data);
@@ -161,13 +162,8 @@ struct BackwardLaunch {
     if (p.given_x()) {
       LLA_RETURN_IF_ERROR(run_sizes(params, stream));
     }
-    return run_operands(params, stream);
-  }
-
-  bool ridge_summed() const {
-    return call.dridge && (p.ridge == core::RidgeShape::scalar || p.ridge == core::RidgeShape::head);
-  }
-  Status sum_ridge(bool behind_pass) const {
+    LLA_RETURN_IF_ERROR(run_operands(params, stream));
+    if (!call.dridge || !summed) return {};
     const RidgeSumParams sums{at<double>(layout.ridge_sums),
                               static_cast<float*>(call.dridge.data),
                               call.dridge.stride[2],
@@ -175,7 +171,7 @@ struct BackwardLaunch {
                               shape.batch,
                               shape.heads_q,
                               p.ridge == core::RidgeShape::head};
-    return run_ridge_sum(sums, behind_pass, stream);
+    return run_ridge_sum(sums, stream);
   }
 
   Status run_row_pass() const {
@@ -224,15 +220,10 @@ struct BackwardLaunch {
       LLA_RETURN_IF_ERROR(solve_rows());
     }
     LLA_RETURN_IF_ERROR(make_operands());
-    const bool row_pass = call.dq || call.dx || call.dk;  // dk needs it for the constants it corrects
-    const bool key_pass = call.dk || call.dv;
-    if (row_pass) {
+    if (call.dq || call.dx || call.dk) {  // dk needs the row pass for the constants it corrects
       LLA_RETURN_IF_ERROR(run_row_pass());
     }
-    if (key_pass) {
-      LLA_RETURN_IF_ERROR(run_key_pass());
-    }
-    return ridge_summed() ? sum_ridge(row_pass || (key_pass && p.seqlen_k > 0)) : Status{};
+    return call.dk || call.dv ? run_key_pass() : Status{};
   }
 };
 

@@ -462,8 +462,9 @@ __global__ void __launch_bounds__(kPassThreads, 1) key_pass_kernel(const __grid_
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Config::Shared*>(memory);
   const KeyBlock block(params, blockIdx.x);
+  if (block.empty()) return;
   run_pass_block(
-      shared.barriers, block.empty(), [&] { key_pass_producer<Config>(params, shared, block); },
+      shared.barriers, [&] { key_pass_producer<Config>(params, shared, block); },
       [&](int warpgroup) { key_pass_consumer<Config>(params, shared, block, warpgroup); });
 }
 
@@ -474,8 +475,8 @@ Status launch_key_pass(const KeyPassParams& params, cudaStream_t stream) {
       (int64_t{params.shape.seqlen_k} + kKeyBlock - 1) / kKeyBlock * params.shape.batch * params.heads_kv;
   constexpr size_t kShared = sizeof(typename Config::Shared);
   static_assert(kShared <= 227 * 1024);
-  return launch_early(key_pass_kernel<kDim, kSolve>, dim3(static_cast<unsigned>(blocks)), kPassThreads, kShared, stream,
-                      "the gradient of keys and values", params);
+  return launch(key_pass_kernel<kDim, kSolve>, blocks, kPassThreads, kShared, stream, "the gradient of keys and values",
+                params);
 }
 
 }  // namespace lla::cuda::sm90

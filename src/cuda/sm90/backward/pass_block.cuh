@@ -70,15 +70,11 @@ struct LeftOperand<kDim, true> {
   }
 };
 
-// All threads of a block: `copy` in one of them, `multiply(warpgroup)` in the warpgroups. Both passes are launched early.
-// Blocks with nothing to do wait, too: the next kernel takes it that what was before this one has ended.
+// All threads of a block: `copy` in one of them, `multiply(warpgroup)` in the warpgroups.
 template <int kSlots, class Copy, class Multiply>
-__device__ __forceinline__ void run_pass_block(PassBarriers<kSlots>& barriers, bool empty, const Copy& copy,
+__device__ __forceinline__ void run_pass_block(PassBarriers<kSlots>& barriers, const Copy& copy,
                                                const Multiply& multiply) {
   if (threadIdx.x == 0) barriers.init();
-  wait_for_last_kernel();
-  let_next_kernel_begin();
-  if (empty) return;
   __syncthreads();
   const int warpgroup = uniform(threadIdx.x / kWarpgroupThreads);
   if (warpgroup == 0) {

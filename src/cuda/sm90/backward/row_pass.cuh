@@ -524,8 +524,9 @@ __global__ void __launch_bounds__(kPassThreads, 1) row_pass_kernel(const __grid_
   extern __shared__ __align__(1024) unsigned char memory[];
   auto& shared = *reinterpret_cast<typename Config::Shared*>(memory);
   const RowBlock block(params, blockIdx.x);
+  if (block.block.empty()) return;
   run_pass_block(
-      shared.barriers, block.block.empty(), [&] { row_pass_producer<Config>(params, shared, block); },
+      shared.barriers, [&] { row_pass_producer<Config>(params, shared, block); },
       [&](int warpgroup) { row_pass_consumer<Config>(params, shared, block, warpgroup); });
 }
 
@@ -534,8 +535,8 @@ Status launch_row_pass(const RowPassParams& params, cudaStream_t stream) {
   using Config = RowPass<kDim, kSolve>;
   constexpr size_t kShared = sizeof(typename Config::Shared);
   static_assert(kShared <= 227 * 1024);
-  return launch_early(row_pass_kernel<kDim, kSolve>, dim3(static_cast<unsigned>(params.shape.items())), kPassThreads,
-                      kShared, stream, "the gradient of queries", params);
+  return launch(row_pass_kernel<kDim, kSolve>, params.shape.items(), kPassThreads, kShared, stream,
+                "the gradient of queries", params);
 }
 
 }  // namespace lla::cuda::sm90

@@ -467,7 +467,6 @@ __global__ void __launch_bounds__(ForwardConfig<kDim, kCached>::kThreads, 1)
   auto& shared = *reinterpret_cast<ForwardShared<Config>*>(memory);
   shared.init();
   wait_for_last_kernel();
-  let_next_kernel_begin();
   const int warpgroup = own_warpgroup();
   SolveProducer<Config> producer{
       {shared, params, &keys, &values, params.weights + blockIdx.x * params.weights_stride, own_warp()}};

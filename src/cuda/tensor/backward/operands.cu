@@ -88,8 +88,6 @@ __global__ void __launch_bounds__(kThreads, 3) operands_kernel(const __grid_cons
   constexpr int kLanes = kPadded / 8, kSweeps = kOperandRows * kLanes / kThreads;
   __shared__ double sums[kOperandRows];
   const BlockRows block(params);
-  wait_for_last_kernel();
-  let_next_kernel_begin();
   const HeadStatistics& statistics = params.heads[block.copy_index];
   const int key_scale = exponent_above(power_of_two_scale(__uint_as_float(statistics.largest_key))) - 1;
   const int value_scale = exponent_above(power_of_two_scale(__uint_as_float(statistics.largest_value))) - 1;
@@ -223,15 +221,14 @@ __global__ void __launch_bounds__(kThreads, 3) operands_kernel(const __grid_cons
   }
 }
 
-// One block per output number. Launched early it runs beside a pass, whose blocks have waited for the sums; at its end
-// it waits itself, so that what follows finds the pass ended.
+// One block per output number.
 __global__ void __launch_bounds__(kThreads) ridge_sum_kernel(const __grid_constant__ RidgeSumParams params) {
   __shared__ double sums[kThreads];
   const int64_t first_head = params.per_head ? blockIdx.x : 0, heads = params.per_head ? 1 : params.heads_q;
   double sum = 0;
   for (int64_t b = 0; b < params.batch; ++b) {
     const double* from = params.partial + (b * params.heads_q + first_head) * params.blocks_per_head;
-    for (int64_t i = threadIdx.x; i < heads * params.blocks_per_head; i += kThreads) sum += __ldcg(from + i);
+    for (int64_t i = threadIdx.x; i < heads * params.blocks_per_head; i += kThreads) sum += from[i];
   }
   sums[threadIdx.x] = sum;
   for (int step = kThreads / 2; step > 0; step /= 2) {
@@ -239,7 +236,6 @@ __global__ void __launch_bounds__(kThreads) ridge_sum_kernel(const __grid_consta
     if (threadIdx.x < step) sums[threadIdx.x] += sums[threadIdx.x + step];
   }
   if (threadIdx.x == 0) params.dridge[first_head * params.head_stride] = static_cast<float>(sums[0]);
-  wait_for_last_kernel();
 }
 
 template <int kPadded>
@@ -259,15 +255,12 @@ Status run_operands(const OperandParams& params, cudaStream_t stream) {
   const bool solve = params.y.data != nullptr;
   const RowKind kind = common_kind(params, solve);
   const auto kernel = params.padded == 64 ? operands_kernel_of<64>(solve, kind) : operands_kernel_of<128>(solve, kind);
-  return launch_early(kernel, dim3(static_cast<unsigned>(operand_blocks(params.shape))), kThreads, 0, stream,
-                      "the operands of the backward pass", params);
+  return launch(kernel, operand_blocks(params.shape), kThreads, 0, stream, "the operands of the backward pass", params);
 }
 
-Status run_ridge_sum(const RidgeSumParams& params, bool behind_pass, cudaStream_t stream) {
-  const dim3 blocks(static_cast<unsigned>(params.per_head ? params.heads_q : 1));
-  constexpr const char* kName = "the sum of the ridge's gradient";
-  return behind_pass ? launch_early(ridge_sum_kernel, blocks, kThreads, 0, stream, kName, params)
-                     : launch(ridge_sum_kernel, blocks, kThreads, 0, stream, kName, params);
+Status run_ridge_sum(const RidgeSumParams& params, cudaStream_t stream) {
+  return launch(ridge_sum_kernel, int64_t{params.per_head ? params.heads_q : 1}, kThreads, 0, stream,
+                "the sum of the ridge's gradient", params);
 }
 
 }  // namespace lla::cuda::tensor

@@ -39,8 +39,7 @@ struct OperandParams {
 Status run_sizes(const OperandParams& params, cudaStream_t stream);
 Status run_operands(const OperandParams& params, cudaStream_t stream);
 
-// Sums the blocks' partial sums of λ's gradient in a fixed order, to one number per head or one in all. Behind a pass
-// over rows or keys, which does not need the result, it does so while the pass ends.
+// Sums the blocks' partial sums of λ's gradient in a fixed order, to one number per head or one in all.
 struct RidgeSumParams {
   const double* partial;
   float* dridge;
@@ -49,6 +48,6 @@ struct RidgeSumParams {
   int32_t batch, heads_q;
   bool per_head;
 };
-Status run_ridge_sum(const RidgeSumParams& params, bool behind_pass, cudaStream_t stream);
+Status run_ridge_sum(const RidgeSumParams& params, cudaStream_t stream);
 
 }  // namespace lla::cuda::tensor

@@ -3,7 +3,6 @@
 
 #include "cuda/tensor/backward/bounds.cuh"
 #include "cuda/tensor/backward/operands.hpp"
-#include "cuda/tensor/ptx.cuh"
 #include "cuda/tensor/rows.cuh"
 
 namespace lla::cuda::tensor {

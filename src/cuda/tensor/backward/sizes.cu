@@ -30,8 +30,6 @@ __global__ void __launch_bounds__(kOperandThreads, kKind == RowKind::narrow ? 4 
     sizes_kernel(const __grid_constant__ OperandParams params) {
   constexpr int kLanes = kPadded / 8;
   const BlockRows block(params);
-  wait_for_last_kernel();
-  let_next_kernel_begin();
   const HeadStatistics& head = params.heads[block.copy_index];
   const float key_scale = power_of_two_scale(__uint_as_float(head.largest_key));
   const int key_norm = exponent_above(__uint_as_float(head.largest_norm) / key_scale);
@@ -114,8 +112,8 @@ auto sizes_kernel_of(RowKind kind) {
 Status run_sizes(const OperandParams& params, cudaStream_t stream) {
   const RowKind kind = common_kind(params, false);
   const auto kernel = params.padded == 64 ? sizes_kernel_of<64>(kind) : sizes_kernel_of<128>(kind);
-  return launch_early(kernel, dim3(static_cast<unsigned>(operand_blocks(params.shape))), kOperandThreads, 0, stream,
-                      "the sizes of the backward's operands", params);
+  return launch(kernel, operand_blocks(params.shape), kOperandThreads, 0, stream,
+                "the sizes of the backward's operands", params);
 }
 
 }  // namespace lla::cuda::tensor
