@@ -26,18 +26,25 @@ Status find_encoder(PFN_cuTensorMapEncodeTiled_v12000& encode) {
 
 namespace {
 
-Status encode_halves(CUtensorMap& map, const void* data, int rank, const cuuint64_t* size, const cuuint64_t* stride,
-                     const cuuint32_t* box, CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
+Status encode_tiles(CUtensorMap& map, CUtensorMapDataType type, CUtensorMapSwizzle swizzle, const void* data, int rank,
+                    const cuuint64_t* size, const cuuint64_t* stride, const cuuint32_t* box,
+                    CUtensorMapL2promotion promotion) {
   PFN_cuTensorMapEncodeTiled_v12000 encode = nullptr;
   LLA_RETURN_IF_ERROR(find_encoder(encode));
   const cuuint32_t step[4] = {1, 1, 1, 1};
-  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, static_cast<cuuint32_t>(rank),
-                                 const_cast<void*>(data), size, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                 CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode(&map, type, static_cast<cuuint32_t>(rank), const_cast<void*>(data), size, stride, box, step,
+             CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     return {LLA_CUDA_ERROR, core::cat("cuTensorMapEncodeTiled failed with code ", static_cast<int>(result))};
   }
   return {};
+}
+
+Status encode_halves(CUtensorMap& map, const void* data, int rank, const cuuint64_t* size, const cuuint64_t* stride,
+                     const cuuint32_t* box, CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B) {
+  return encode_tiles(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, CU_TENSOR_MAP_SWIZZLE_128B, data, rank, size, stride, box,
+                      promotion);
 }
 
 }  // namespace
@@ -47,6 +54,14 @@ Status make_tensor_map(CUtensorMap& map, const void* data, int64_t rows, int64_t
   const cuuint64_t stride[1] = {static_cast<cuuint64_t>(columns) * 2};
   const cuuint32_t box[2] = {64, static_cast<cuuint32_t>(box_rows)};
   return encode_halves(map, data, 2, size, stride, box);
+}
+
+Status make_record_map(CUtensorMap& map, const void* data, int64_t records, int box_rows) {
+  const cuuint64_t size[2] = {8, static_cast<cuuint64_t>(records)};
+  const cuuint64_t stride[1] = {32};
+  const cuuint32_t box[2] = {8, static_cast<cuuint32_t>(box_rows)};
+  return encode_tiles(map, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, CU_TENSOR_MAP_SWIZZLE_32B, data, 2, size, stride, box,
+                      CU_TENSOR_MAP_L2_PROMOTION_L2_256B);
 }
 
 Status make_cache_map(CUtensorMap& map, const core::Operand& cache, const int64_t (&sizes)[4], int box_slots) {

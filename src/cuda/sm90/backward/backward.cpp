@@ -199,13 +199,13 @@ struct BackwardLaunch {
     KeyPassParams params{};
     LLA_RETURN_IF_ERROR(make_key_maps(params.keys, params.values, 64));
     LLA_RETURN_IF_ERROR(make_query_maps(params.queries));
+    LLA_RETURN_IF_ERROR(make_record_map(params.constants, at<void>(layout.rows), std::max<int64_t>(p.rows(), 1), 64));
     params.shape = shape;
     params.cu_q = call.cu_seqlens_q, params.cu_k = call.cu_seqlens_k;
     params.heads_kv = static_cast<int32_t>(p.heads_kv);
     params.dim = static_cast<int32_t>(p.dim), params.value_dim = static_cast<int32_t>(p.value_dim);
     params.heads_together = heads_together(p);
     params.low = at<uint32_t>(layout.low);
-    params.rows = at<RowConstants>(layout.rows);
     params.head_exponents = at<int32_t>(layout.head_exponents);
     params.dk = rows_of(call.dk), params.dv = rows_of(call.dv);
     const auto launch = padded == 64 ? (p.given_x() ? launch_key_pass<64, false> : launch_key_pass<64, true>)

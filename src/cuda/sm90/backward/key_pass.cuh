@@ -9,7 +9,6 @@
 #include "cuda/common/launch.cuh"
 #include "cuda/sm90/backward/key_pass.hpp"
 #include "cuda/sm90/backward/pass_block.cuh"
-#include "cuda/sm90/bulk.cuh"
 #include "cuda/sm90/mma.cuh"
 #include "cuda/tensor/backward/store.cuh"
 
@@ -34,8 +33,8 @@ struct KeyPass {
     alignas(1024) __half keys[kPassWarpgroups][kTile];
     alignas(1024) __half values[kPassWarpgroups][kTile];
     alignas(1024) __half slots[kSlots][2 * kTile];
-    // With kScoreSlot: constants, and whether the next step has low parts.
-    alignas(128) RowConstants rows[kSlots][kQueryTile];
+    // With kScoreSlot: constants (halves swapped, see ConstantsAt), and whether the next step has low parts.
+    alignas(1024) RowConstants rows[kSlots][kQueryTile];
     int next_low[kSlots];
     PassBarriers<kSlots> barriers;
   };
@@ -127,7 +126,7 @@ __device__ __forceinline__ void key_pass_producer(const KeyPassParams& params, t
           load_tile<Config::kDim>(shared.slots[at.slot] + half * Config::kTile,
                                   &params.queries[tile_of_slot(which, half)], row, full);
         }
-        if (constants) load_bytes(shared.rows[at.slot], params.rows + row, kQueryTile * sizeof(RowConstants), full);
+        if (constants) load_box(shared.rows[at.slot], &params.constants, 0, static_cast<int>(row), full);
         at.advance(1);
       };
       if (low) bring(kLowSlot);
@@ -139,15 +138,28 @@ __device__ __forceinline__ void key_pass_producer(const KeyPassParams& params, t
 }
 
 // Constants of queries come from shared memory, which the products keep busy: they are read well before they are
-// needed. `rows` are those of a thread's first query; it has two in every eight.
-//
+// needed. The threads of a quad read those of columns 0, 2, 4 and 6 of every eight at once, 64 bytes apart: two of them
+// would want the same banks. The copy engine therefore swaps the halves of every other four rows (its swizzle of 32
+// bytes).
+struct ConstantsAt {
+  const char *head, *tail;  // of a thread's first query: a0, b0, inverse, minus_c; logit, shift, edge, inverse_ds
+
+  __device__ __forceinline__ ConstantsAt(const RowConstants* rows, int column) {
+    const char* const first = reinterpret_cast<const char*>(rows + column);
+    const int swapped = column / 4 * 16;
+    head = first + swapped, tail = first + (16 - swapped);
+  }
+  // Of a thread's 16 queries: two in every eight.
+  __device__ __forceinline__ static int offset(int i) { return (8 * (i / 2) + i % 2) * sizeof(RowConstants); }
+};
+
 // What makes weights of scores: logit and shift of a thread's 16 queries.
 struct LogitConstants {
   float2 query[16];
 
-  __device__ __forceinline__ explicit LogitConstants(const RowConstants* rows) {
+  __device__ __forceinline__ explicit LogitConstants(const ConstantsAt& at) {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) query[i] = *reinterpret_cast<const float2*>(&rows[8 * (i / 2) + i % 2].logit);
+    for (int i = 0; i < 16; ++i) query[i] = *reinterpret_cast<const float2*>(at.tail + ConstantsAt::offset(i));
   }
 };
 // The rest, of 4 queries: those of column blocks 2 kStep and 2 kStep + 1.
@@ -156,12 +168,12 @@ struct StepConstants {
   float2 tail[4];  // edge, inverse_ds
 
   template <int kStep>
-  __device__ __forceinline__ void load(const RowConstants* rows) {
+  __device__ __forceinline__ void load(const ConstantsAt& at) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const RowConstants& row = rows[8 * (2 * kStep + i / 2) + i % 2];
-      head[i] = *reinterpret_cast<const float4*>(&row);
-      tail[i] = *reinterpret_cast<const float2*>(&row.edge);
+      const int offset = ConstantsAt::offset(4 * kStep + i);
+      head[i] = *reinterpret_cast<const float4*>(at.head + offset);
+      tail[i] = *reinterpret_cast<const float2*>(at.tail + offset + 8);
     }
   }
 };
@@ -240,7 +252,7 @@ __device__ __forceinline__ void key_pass_elements(uint32_t (&pa)[4], uint32_t (&
 template <class Config, int kStep>
 __device__ __forceinline__ void key_pass_step(float (&dk)[Config::kDim / 2], float (&dv)[Config::kDim / 2],
                                               const uint32_t (&w)[16], const float (&e)[32], const float (&b)[32],
-                                              StepConstants& constants, const RowConstants* rows, bool whole,
+                                              StepConstants& constants, const ConstantsAt& constants_at, bool whole,
                                               const KeyPassMask& mask, const __half* q, const __half* g,
                                               const __half* x, const __half* y) {
   uint32_t pa[4], pb[4], ds[4];
@@ -252,7 +264,7 @@ __device__ __forceinline__ void key_pass_step(float (&dk)[Config::kDim / 2], flo
   pin(pa);
   pin(pb);
   pin(ds);
-  if constexpr (kStep < 3) constants.load<kStep + 1>(rows);
+  if constexpr (kStep < 3) constants.load<kStep + 1>(constants_at);
   // dv += (P a) G;  dk += (P a) (-Y) + (P b) X + dS Q
   mma_fence();
   product_step<Config::kDim, kQueryTile>(dv, pa, g, kStep);
@@ -329,8 +341,8 @@ __device__ __forceinline__ void issue_b(float (&b)[32], const StepTiles<Config>&
   }
 }
 
-// The assembler moves arithmetic past a wait for products, which then hides nothing, but not past a branch: this is one.
-// The tile is there and held, so nobody waits.
+// The assembler moves arithmetic past a wait for products, which then hides nothing, but not past a branch: this is
+// one. The tile is there and held, so nobody waits.
 template <class Config>
 __device__ __forceinline__ void finish_before(const StepTiles<Config>& tiles) {
   tiles.wait(kScoreSlot);
@@ -341,7 +353,8 @@ __device__ __forceinline__ void finish_before(const StepTiles<Config>& tiles) {
 template <class Config, class Left>
 __device__ __forceinline__ void key_pass_products(uint32_t (&w)[16], float (&e)[32], float (&b)[32],
                                                   StepConstants& constants, const StepTiles<Config>& tiles,
-                                                  const Left& keys, const Left& values, const RowConstants* rows) {
+                                                  const Left& keys, const Left& values,
+                                                  const ConstantsAt& constants_at) {
   if (tiles.low) tiles.wait(kLowSlot);
   if constexpr (Config::kKeysInRegisters) {
     float s[32];
@@ -352,7 +365,7 @@ __device__ __forceinline__ void key_pass_products(uint32_t (&w)[16], float (&e)[
     mma_commit();
     issue_e(e, tiles, keys);
     issue_b(b, tiles, keys, values);
-    const LogitConstants logits(rows);
+    const LogitConstants logits(constants_at);
     mma_wait<2>();
     pin(s);
     key_pass_weights(w, s, logits);
@@ -365,7 +378,7 @@ __device__ __forceinline__ void key_pass_products(uint32_t (&w)[16], float (&e)[
     product_transposed<Config::kDim, 64>(s, keys.words, tiles.tile(kOpQ));
     mma_commit();
     issue_e(e, tiles, keys);
-    const LogitConstants logits(rows);
+    const LogitConstants logits(constants_at);
     mma_wait<1>();
     pin(s);
     key_pass_weights(w, s, logits);
@@ -373,7 +386,7 @@ __device__ __forceinline__ void key_pass_products(uint32_t (&w)[16], float (&e)[
     tiles.wait(kGradientSlot);
     issue_b(b, tiles, keys, values);
   }
-  constants.load<0>(rows);
+  constants.load<0>(constants_at);
   mma_wait<0>();
   pin(e);
   pin(b);
@@ -421,7 +434,7 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& params, t
   for (int32_t step = total; step > 0; --step, first_query += kQueryTile) {
     if (first_query == end_query) first_query -= steps * kQueryTile;  // of the next head
     const StepTiles<Config> tiles(shared, at, next_low);
-    const RowConstants* const rows = shared.rows[tiles.scores.slot] + lane.column;
+    const ConstantsAt constants_at(shared.rows[tiles.scores.slot], lane.column);
     at = tiles.behind();
 
     const int32_t nearest = first_key - first_query - (kQueryTile - 1), farthest = first_key + 63 - first_query;
@@ -434,13 +447,13 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& params, t
     float e[32], b[32];
     uint32_t w[16];
     StepConstants constants;
-    key_pass_products<Config>(w, e, b, constants, tiles, keys, values, rows);
+    key_pass_products<Config>(w, e, b, constants, tiles, keys, values, constants_at);
     mask.query = first_query + lane.column;
     const bool whole = nearest >= mask.low && farthest <= mask.high && first_query + kQueryTile <= block.length_q &&
                        first_key + 64 <= block.length_k;
     const auto run = [&]<int kStep>() {
-      key_pass_step<Config, kStep>(dk, dv, w, e, b, constants, rows, whole, mask, tiles.tile(kOpQ), tiles.tile(kOpG),
-                                   tiles.tile(kOpXHigh), tiles.tile(kOpYHigh));
+      key_pass_step<Config, kStep>(dk, dv, w, e, b, constants, constants_at, whole, mask, tiles.tile(kOpQ),
+                                   tiles.tile(kOpG), tiles.tile(kOpXHigh), tiles.tile(kOpYHigh));
     };
     run.template operator()<0>();
     run.template operator()<1>();

@@ -17,13 +17,13 @@ inline constexpr int kQueryTile = 64;  // queries of a step
 struct KeyPassParams {
   CUtensorMap keys, values;  // boxes of 64 rows x 64 columns
   CUtensorMap queries[kQueryOperands];
-  const uint32_t* low;  // per block of rows: whether it has low parts
+  CUtensorMap constants;  // of rows: boxes of 64 RowConstants, swizzled by 32 bytes
+  const uint32_t* low;    // per block of rows: whether it has low parts
   Shape shape;
   const int32_t *cu_q, *cu_k;
   int32_t heads_kv;
   int32_t dim, value_dim;
-  int32_t heads_together;  // (batch, key head) pairs whose blocks are launched side by side
-  const RowConstants* rows;
+  int32_t heads_together;         // (batch, key head) pairs whose blocks are launched side by side
   const int32_t* head_exponents;  // per (batch, key head): of dk and dv per unit of accumulator
   Rows dk, dv;                    // data null: not wanted
 };

@@ -28,8 +28,8 @@ struct RowPass {
   static constexpr bool kQInRegisters = kSolve;
   static constexpr int kResident = kSolve ? 5 : 4;
   static constexpr bool kOperandsInRegisters = kDim == 64 && kSolve;
-  // S, E and B have registers of their own, but for where t and dq take 128 of them: there B takes those of S once these
-  // have become W.
+  // S, E and B have registers of their own, but for where t and dq take 128 of them: there B takes those of S once
+  // these have become W.
   static constexpr bool kAllAtOnce = kDim == 64 || kSolve;
   static constexpr int kSlots = kDim == 64 ? 8 : kSolve ? 4 : 6;
 
