@@ -357,6 +357,42 @@ TEST_P(GpuDecode, SameBitsAgain) {
   }
 }
 
+// Calls one behind the other that keep all multiprocessors and the memory busy, every block with several long units: who
+// is first among the warps of a block is another in every run, and shows in the bits where somebody did not wait.
+TEST_P(GpuDecode, AFullMachineOfLongCachesRepeatsItself) {
+  const CacheIssue several = [](const lla_forward_args* args) {
+    lla_status status = LLA_OK;
+    for (int i = 0; i < 6 && status == LLA_OK; ++i) status = lla_forward(args);
+    return status;
+  };
+  for (const int64_t dim : {64, 128}) {
+    CacheSpec spec = decoding(dim, std::vector<CachedSequence>(reduced() ? 3 : 72, {1, reduced() ? 700 : 5000}));
+    spec.order = PageOrder::shared;  // equal sequences: one in fp64 stands for all
+    CacheSpec one = spec;
+    one.sequences.resize(1);
+    const Inputs same = make_cache_inputs(one, data::Kind::randn, 0.1, 5)[0];
+    const CacheForward want = cache_oracle(one, {same});
+    for (const auto& [page_size, invariant] : {std::pair{0, 0}, {0, 1}, {16, 0}, {1, 1}}) {
+      spec.page_size = page_size;
+      spec.options.batch_invariant = invariant;
+      if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
+      const std::vector<Inputs> all(spec.sequences.size(), same);
+      CacheForward first;
+      for (int run = 0; run < 3; ++run) {
+        const CacheForward got = run_cache(spec, all, implementation(), nullptr, several);
+        ASSERT_EQ(got.status, LLA_OK) << got.message;
+        if (run == 0) first = got;
+        for (size_t b = 0; b < all.size(); ++b) {
+          EXPECT_LE(relative_error(got.o[b], want.o[0]), 2.5e-3) << "sequence " << b << ", dim " << dim;
+          EXPECT_TRUE(identical(got.o[b], first.o[b])) << "sequence " << b << ", dim " << dim;
+          EXPECT_TRUE(!invariant || identical(got.o[b], first.o[0])) << "sequence " << b << ", dim " << dim;
+        }
+        if (HasFailure()) return;
+      }
+    }
+  }
+}
+
 // options.batch_invariant: a sequence alone, in another batch, in another order has the same bits. The batches have rows
 // for blocks that solve and rows for clusters, and units that begin in the middle of a block's work.
 TEST_P(GpuDecode, BatchInvariance) {

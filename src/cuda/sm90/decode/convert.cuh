@@ -272,6 +272,9 @@ __device__ __forceinline__ void convert_units(Shared<C>& s, const Params& p, int
       s.left[index & 1].arrive_for_warp();
       continue;
     }
+    // Where nobody has waited for the unit's first keys a warp could come to a stage before the last keys of the unit
+    // before are there, and take the phase before those for its own.
+    if (fetched.known && index > 0) s.left[(index - 1) & 1].wait(((index - 1) / 2) & 1);
     const Steps<C> steps(fetched);
     UnitState<C>& state = s.state[index & 1];
     c.begin(state, state.row_max);

@@ -100,7 +100,7 @@ struct Fetcher {
     for (int own = 0; own < kOwnParts; ++own) {
       const bool values = C::kFetchers == 1 ? own >= C::kParts : warp == 1;
       load_box(to + own * C::kPartBytes, values ? &p.value_map : &p.key_map, 64 * (own % C::kParts), kv_head, slot,
-               page, s.loaded[stage]);
+               page, s.loaded[stage], p.keys_are_shared ? kEvictNormal : kEvictFirst);
     }
   }
   __device__ __forceinline__ void copy_boxes(const Place& at, int kv_head, int boxes, int stage) {

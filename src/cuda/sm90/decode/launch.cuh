@@ -19,6 +19,7 @@ Status for_each_share(const Launch& call, const Layout& at, const Part& part) {
   Params p = call.p;
   p.wave = wave_of(call.form, call.multiprocessors);
   p.invariant = call.pieces > 0;
+  p.keys_are_shared = call.sharing > 1;
   p.partials = reinterpret_cast<float*>(base);
   p.records = reinterpret_cast<RowRecord*>(base + at.records);
   p.live_rows = reinterpret_cast<int32_t*>(base + at.live_rows);

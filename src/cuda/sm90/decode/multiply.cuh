@@ -36,17 +36,16 @@ struct RootOperand {
   }
 };
 
-// red.v4: L2 adds behind the warp's back. Without a branch: there are many of these.
-__device__ __forceinline__ void add_or_store(float4* at, float4 v, bool add) {
-  asm volatile(
-      "{\n"
-      ".reg .pred add;\n"
-      "setp.ne.u32 add, %5, 0;\n"
-      "@add red.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n"
-      "@!add st.global.v4.f32 [%0], {%1, %2, %3, %4};\n"
-      "}\n" ::"l"(at),
-      "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(static_cast<uint32_t>(add))
-      : "memory");
+// red.v4: L2 adds behind the warp's back.
+template <bool kAdd>
+__device__ __forceinline__ void put_four(float4* at, float4 v) {
+  if constexpr (kAdd) {
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
+  } else {
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
+                 : "memory");
+  }
 }
 
 // With the lane of the next (or last) row.
@@ -112,22 +111,31 @@ struct Accumulators {
       partial_max = acc_max;
     }
     const float by = four_to(acc_max - partial_max);
+    if (first) {
+      put<false>(matrix, by);
+    } else {
+      put<true>(matrix, by);
+    }
+  }
+  // Every address is one of two and a constant.
+  template <bool kAdd>
+  __device__ __forceinline__ void put(float* matrix, float by) const {
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-    const ProductTile keys = key_tile(C::kDim, kRowBlock), own_values = value_tile(C::kDim, kRowBlock);
-    const auto put = [&](const ProductTile& block, int quad, int there, float a, float b, float c, float d) {
-      add_or_store(reinterpret_cast<float4*>(matrix + block.from) + quad * 128 + there,
-                   {a * by, b * by, c * by, d * by}, !first);
-    };
+    constexpr ProductTile kKeys = key_tile(C::kDim, kRowBlock), kOwnValues = value_tile(C::kDim, kRowBlock);
+    const auto four = [&](float a, float b, float c, float d) { return float4{a * by, b * by, c * by, d * by}; };
+    float4* const own = reinterpret_cast<float4*>(matrix) + thread;
 #pragma unroll
     for (int q = 0; q < kKeyColumns / 8; ++q) {
       const float* const x = &products[4 * q];
-      put(keys, q, thread, x[0], x[1], x[2], x[3]);
+      put_four<kAdd>(own + kKeys.from / 4 + q * 128, four(x[0], x[1], x[2], x[3]));
     }
-    put(keys, keys.quads, thread, key_sum[0], key_sum[1], key_sum[2], key_sum[3]);
-    put(own_values, own_values.quads, thread, value_sum[0], value_sum[1], value_sum[2], value_sum[3]);
+    put_four<kAdd>(own + kKeys.from / 4 + kKeys.quads * 128, four(key_sum[0], key_sum[1], key_sum[2], key_sum[3]));
+    put_four<kAdd>(own + kOwnValues.from / 4 + kOwnValues.quads * 128,
+                   four(value_sum[0], value_sum[1], value_sum[2], value_sum[3]));
     // The values' products have values as rows: neighbouring rows exchange columns. This lane: columns 2 t + odd and 8
     // more of sixteen values, keys of an even row and the next.
     const bool odd = lane / 4 % 2;
+    float4* const values = reinterpret_cast<float4*>(matrix) + value_quad(warp, 0) * 128 + value_place(0, lane);
     constexpr int kAtOnce = 8;  // exchanges on their way
 #pragma unroll
     for (int first = 0; first < C::kDim / 8; first += kAtOnce / 2) {
@@ -147,8 +155,8 @@ struct Accumulators {
         for (int half = 0; half < 2; ++half) {
           const float(&x)[2] = from[2 * i + half], (&y)[2] = from[2 * i + 2 + half];
           const int q = first + i;
-          put(value_tile(C::kDim, q / 8), value_quad(warp, half), value_place(q / 2 % 4, lane), odd ? x[0] : x[1],
-              odd ? x[1] : x[0], odd ? y[0] : y[1], odd ? y[1] : y[0]);
+          put_four<kAdd>(values + value_tile(C::kDim, q / 8).from / 4 + half * 128 + q / 2 % 4 * 32,
+                         four(odd ? x[0] : x[1], odd ? x[1] : x[0], odd ? y[0] : y[1], odd ? y[1] : y[0]));
         }
       }
     }
@@ -184,12 +192,17 @@ __device__ __forceinline__ void multiply_stages(Shared<C>& s, const Params& p) {
   uint32_t stage = 0, parity = 0;
   int acc_max = 0, partial_max = 0, stages = 0;
   bool fresh = true, bad = false;
+  // Warpgroups add to the partial in turn, so that one has the tensor cores while the other does.
+  int restart = C::kRestart;
   int flags, maxima[2], partial_index;
   const auto next_stage = [&] {
     s.full[stage].wait(parity);
     const StageHead head = s.head[stage];
     flags = uniform(head.flags), maxima[0] = head.max[0], maxima[1] = head.max[1], partial_index = head.partial;
-    if (flags & kUnitBegins) fresh = true, bad = false, stages = 0;
+    if (flags & kUnitBegins) {
+      fresh = true, bad = false, stages = 0;
+      restart = kRowBlock == 0 ? C::kRestart : C::kRestart / 2;
+    }
     if (stages == 0) acc_max = maxima[0];
   };
   const auto move_on = [&] {
@@ -220,14 +233,14 @@ __device__ __forceinline__ void multiply_stages(Shared<C>& s, const Params& p) {
         if (before >= 0) s.empty[before].arrive_for_warp();
         before = stage;
         move_on();
-        if (++stages == C::kRestart) break;
+        if (++stages == restart) break;
         next_stage();
         if (!plain()) break;
       }
       mma_wait<0>();
       acc.pin_all();
       s.empty[before].arrive_for_warp();
-      if (stages < C::kRestart) continue;
+      if (stages < restart) continue;
     } else if (flags & kNothing) {
       s.empty[stage].arrive_for_warp();
       move_on();
@@ -255,7 +268,7 @@ __device__ __forceinline__ void multiply_stages(Shared<C>& s, const Params& p) {
       }
       if (!end) s.empty[stage].arrive_for_warp();
       move_on();
-      if (++stages < C::kRestart && !end) {
+      if (++stages < restart && !end) {
         next_stage();
         continue;
       }
@@ -263,7 +276,7 @@ __device__ __forceinline__ void multiply_stages(Shared<C>& s, const Params& p) {
     bad |= !acc.finite();
     acc.add_to(partial + partial_matrix(C::kDim), fresh, acc_max, partial_max);
     fresh = false;
-    stages = 0;
+    stages = 0, restart = C::kRestart;
     if (end) {
       const bool any = named_any(kMultiplierBarrier + kRowBlock, 128, bad);
       if (threadIdx.x % 128 == 0) {

@@ -33,6 +33,9 @@ struct Params : Shape {
   // Beside prompts the host knows no useful bound of the decoded rows. What otherwise follows from it follows from the
   // rows there are, so that the prompts change no bit of the decoders.
   bool decide_by_live_rows;
+  // Rows may share keys, which L2 then keeps. Otherwise keys go first: partials, to which sums are added again and again,
+  // would be pushed out by them.
+  bool keys_are_shared;
   float half_scale;  // scale log2(e) / 2: logits in units of sqrt(w)
   // workspace
   float* solved_x;  // of every decoded row, where a first pass has solved for it; otherwise x
