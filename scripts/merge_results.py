@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 LISTS = ("learning_rates", "seeds")  # of "training"
+FOLDERS = ("standard_library", "site_packages")  # of "corpus"
 ORDER = ("lla", "softmax", "mamba2", "gla", "hyena", "gated_deltanet", "mesanet", "linear", "parallax")
 RUN = ("task", "model", "length", "segment", "pairs", "items", "budget", "examples", "learning_rate", "seed")
 
@@ -22,6 +23,8 @@ def comparable(settings):
     """What must be the same in all folders."""
     rest = {k: v for k, v in settings.items() if k not in ("models", "settings")}
     rest["training"] = {k: v for k, v in settings["training"].items() if k not in (*LISTS, "beyond_edge")}
+    if "corpus" in rest and not rest["corpus"].get("any"):  # the manifest sees to it that the text is the same anywhere
+        rest["corpus"] = {k: v for k, v in rest["corpus"].items() if k not in FOLDERS}
     return rest
 
 
@@ -39,7 +42,7 @@ def said(commands):
     """Commands without where they wrote to and when they were cut; those that differ in the model only as one."""
     models = {}
     for command in commands:
-        rest = re.sub(r" --(out|threads|seconds) \S+", "", command)
+        rest = re.sub(r" --(out|threads|seconds) \S+| --set corpus\.(standard_library|site_packages)=\S+", "", command)
         models.setdefault(re.sub(r" --model \S+", "", rest), []).extend(re.findall(r" --model \S+", rest))
     return [re.sub(r"^(\S+ \S+ \S+)", lambda m: m[1] + "".join(dict.fromkeys(names)), rest) for rest, names in models.items()]
 
@@ -51,6 +54,8 @@ def merge(files):
     for name, file in files:
         if result is None:
             result = {**file, "records": []}
+            if "corpus" in file["settings"]:
+                result["settings"] = {**file["settings"], "corpus": comparable(file["settings"])["corpus"]}
             commands = file["command"].split("\n")
         else:
             for what in ("schema_version", "task"):

@@ -50,3 +50,26 @@ def test_what_does_not_belong_together_is_refused(tmp_path, change, said):
     done = merge(tmp_path, results("softmax", 64, 1e-3, 2.0), results("lla", 64, 1e-3, 1.0, **change))
     assert done.returncode == 1 and said in done.stderr
     assert not (tmp_path / "all").exists()
+
+
+def text_results(rate, corpus, *words):
+    file = results("softmax", 64, rate, 1.0)
+    file["settings"]["corpus"] = corpus
+    file["command"] += "".join(f" --set {word}" for word in words)
+    return file
+
+
+def test_the_same_text_read_from_elsewhere(tmp_path):
+    """The manifest sees to it that the text is the same, wherever its files lie."""
+    there = text_results(1e-3, {"test_bytes": 9, "standard_library": ["there/python"]}, 'corpus.standard_library=["there/python"]')
+    done = merge(tmp_path, there, text_results(2e-3, {"test_bytes": 9}))
+    assert done.returncode == 0 and "2 runs" in done.stdout, done.stderr
+    got = json.loads((tmp_path / "all" / "results.json").read_text())
+    assert got["settings"]["corpus"] == {"test_bytes": 9} and "there" not in got["command"]
+    done = merge(tmp_path, text_results(5e-4, {"test_bytes": 8}))
+    assert done.returncode == 1 and "was made with other corpus" in done.stderr
+    # Without the manifest's check nobody knows: the folders count.
+    unchecked = [text_results(rate, {"any": True, "standard_library": [folder]}) for rate, folder in ((1e-3, "a"), (2e-3, "b"))]
+    (tmp_path / "unchecked").mkdir()
+    done = merge(tmp_path / "unchecked", *unchecked)
+    assert done.returncode == 1 and "was made with other corpus" in done.stderr
