@@ -72,11 +72,17 @@ def draw(results, view):
                 axis.plot([unit * (k + 1) for k in range(len(bits))], bits, style, color=view.theme.models[m], label=None if label in seen else label,
                           marker=MARKERS[m], ms=3, markevery=max(1, len(bits) // 6), lw=1.2)
             seen.add(label)
+        # A longer schedule in LLA's seconds: its rate falls later, so it is a curve of its own.
+        for r in chosen(of_budget(results, "time") or of_budget(plain(results), "time"), m):
+            bits = [v / math.log(2) for v in r["validation"]]
+            for axis, whole in ((flat[0], r["steps"]), (flat[1], r["seconds"])):
+                axis.plot([whole * (k + 1) / len(bits) for k in range(len(bits))], bits, ":", color=view.theme.models[m], lw=1.2,
+                          label=f"{LABELS[m]}, {r['steps']:,} steps" if axis is flat[0] else None)
     flat[0].set_xlabel("steps")
     flat[1].set_xlabel("seconds of the run's share of its stack")
     flat[0].set_ylabel("validation, bits per byte")
     handles, labels = flat[0].get_legend_handles_labels()
-    legend_below(fig, handles, labels, 2 if view.narrow else 4)
+    legend_below(fig, handles, labels, 2 if view.narrow else 4 if len(labels) <= 4 else 3)
     return fig
 
 
@@ -99,7 +105,7 @@ def draw_positions(results, view):
 
 def equal_time(results):
     """Each model with as many steps as fit into LLA's seconds, against LLA itself."""
-    ours, timed = chosen(of_budget(results, "steps"), "lla"), of_budget(results, "time")
+    ours, timed = chosen(of_budget(results, "steps"), "lla"), of_budget(results, "time") or of_budget(plain(results), "time")
     sentences = []
     for m in ORDER:
         theirs = chosen(timed, m)
