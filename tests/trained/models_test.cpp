@@ -410,6 +410,38 @@ TEST(Decays, ExtremesStayFinite) {
   }
 }
 
+// The language model's form on what text has: one byte over and over, where all keys of a chunk are equal, a short
+// period, a line repeated. What bf16 carries from chunk to chunk stays near fp64's.
+TEST(GatedDeltaNet, Bf16FollowsFp64WhereTextRepeats) {
+  constexpr int64_t length = 1000;  // many chunks, the last with padding
+  ModelConfig config = language_config(Mixer::gated_deltanet, length);
+  config.layers = 1;
+  const Model model(config);
+  Tensor master = model.init(1).unsqueeze(0).to(at::kDouble);
+  // As of a trained model: strengths and decays that depend on the byte, some heads that forget nothing.
+  for (const Parameter& parameter : model.parameters().all()) {
+    Tensor part = master.narrow(1, parameter.offset, parameter.size);
+    if (parameter.name == "layer0.in") part.mul_(4);
+    if (parameter.name == "layer0.step_bias") part.narrow(1, 0, 2).fill_(-20);
+  }
+  for (const int64_t period : {1, 2, 61, 997}) {
+    Batch batch;
+    batch.tokens = (at::arange(length, at::kLong).remainder(period) * 37 + 32).remainder(256).view({1, 1, length});
+    const auto run = [&](at::ScalarType dtype) {
+      const StackedParameters weights(model.parameters(), master.to(dtype == at::kDouble ? dtype : at::kFloat), dtype,
+                                      false);
+      return model.forward(weights, batch).to(at::kDouble).view({length, -1});
+    };
+    const Tensor exact = run(at::kDouble), rounded = run(at::kBFloat16);
+    EXPECT_LT(distance(run(at::kFloat), exact), 1e-4) << period;
+    // The end of the window as its beginning: nothing builds up.
+    for (const int64_t first : {int64_t{0}, length / 2}) {
+      EXPECT_LT(distance(rounded.narrow(0, first, length / 2), exact.narrow(0, first, length / 2)), 0.08)
+          << period << " from " << first;
+    }
+  }
+}
+
 TEST(Chunks, TriangularInverse) {
   for (const int64_t size : {1, 7, 16, 17, 64, 68, 128}) {
     // Equal keys, full strength: the case in which powers grow most.
