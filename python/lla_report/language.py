@@ -82,7 +82,7 @@ def draw(results, view):
     flat[1].set_xlabel("seconds of the run's share of its stack")
     flat[0].set_ylabel("validation, bits per byte")
     handles, labels = flat[0].get_legend_handles_labels()
-    legend_below(fig, handles, labels, 2 if view.narrow else 4)
+    legend_below(fig, handles, labels, 2 if view.narrow else 4 if len(labels) <= 4 else 3)
     return fig
 
 
