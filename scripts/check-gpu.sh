@@ -21,13 +21,13 @@ rm -rf "$logs" && mkdir "$logs"
 # One test takes all of the device's memory: it runs when the others have ended. The CPU's implementations are left out,
 # as gpu_test does where it is given no filter.
 alone='*ADeviceWithoutMemory*'
-others="-$alone:*/cpu:*/cpu_*:*/reference*"
+cpu='*/cpu:*/cpu_*:*/reference*'
 shard() {
-  GTEST_TOTAL_SHARDS=$jobs GTEST_SHARD_INDEX=$1 ./gpu_test --gtest_filter="$others" > "$logs/test.$1.log" 2>&1
+  GTEST_TOTAL_SHARDS=$jobs GTEST_SHARD_INDEX=$1 ./gpu_test --gtest_filter="-$alone:$cpu" > "$logs/test.$1.log" 2>&1
 }
 for ((i = 0; i < jobs; ++i)); do shard "$i" & done
 for ((i = 0; i < jobs; ++i)); do wait -n || failed=1; done
-./gpu_test --gtest_filter="$alone:-*/cpu:*/cpu_*:*/reference*" > "$logs/test.alone.log" 2>&1 || failed=1
+./gpu_test --gtest_filter="$alone:-$cpu" > "$logs/test.alone.log" 2>&1 || failed=1
 ran=$(grep -h '^\[==========\].*ran' "$logs"/test.*.log | awk '{ n += $2 } END { print n + 0 }')
 echo "gpu_test: $ran tests run, $(grep -hE '^\[  SKIPPED \].*\)$' "$logs"/test.*.log | wc -l) skipped"
 [ "$ran" -gt 0 ] || failed=1

@@ -42,7 +42,7 @@ def said(commands):
     """Commands without where they wrote to and when they were cut; those that differ in the model only as one."""
     models = {}
     for command in commands:
-        rest = re.sub(r" --(out|threads|seconds) \S+| --set corpus\.(standard_library|site_packages)=\S+", "", command)
+        rest = re.sub(rf" --(out|threads|seconds) \S+| --set corpus\.({'|'.join(FOLDERS)})=\S+", "", command)
         models.setdefault(re.sub(r" --model \S+", "", rest), []).extend(re.findall(r" --model \S+", rest))
     return [re.sub(r"^(\S+ \S+ \S+)", lambda m: m[1] + "".join(dict.fromkeys(names)), rest) for rest, names in models.items()]
 

@@ -56,6 +56,11 @@ def difference_text(ours, theirs):
     return f"{difference:+.4f} bits per byte (95 % interval {low:+.4f} to {high:+.4f}): {verdict}"
 
 
+def timed(results):
+    """Runs of equal time; of a variant that has none those of the plain form."""
+    return of_budget(results, "time") or of_budget(plain(results), "time")
+
+
 def draw(results, view):
     records, beside = of_budget(results, "steps"), of_budget(plain(results), "steps")
     fig, axes = figure(view, 2 if view.narrow else 1, 1 if view.narrow else 2, panel=(4.4, 2.8), sharey=True)
@@ -73,7 +78,7 @@ def draw(results, view):
                           marker=MARKERS[m], ms=3, markevery=max(1, len(bits) // 6), lw=1.2)
             seen.add(label)
         # A longer schedule in LLA's seconds: its rate falls later, so it is a curve of its own.
-        for r in chosen(of_budget(results, "time") or of_budget(plain(results), "time"), m):
+        for r in chosen(timed(results), m):
             bits = [v / math.log(2) for v in r["validation"]]
             for axis, whole in ((flat[0], r["steps"]), (flat[1], r["seconds"])):
                 axis.plot([whole * (k + 1) / len(bits) for k in range(len(bits))], bits, ":", color=view.theme.models[m], lw=1.2,
@@ -105,10 +110,10 @@ def draw_positions(results, view):
 
 def equal_time(results):
     """Each model with as many steps as fit into LLA's seconds, against LLA itself."""
-    ours, timed = chosen(of_budget(results, "steps"), "lla"), of_budget(results, "time") or of_budget(plain(results), "time")
+    ours = chosen(of_budget(results, "steps"), "lla")
     sentences = []
     for m in ORDER:
-        theirs = chosen(timed, m)
+        theirs = chosen(timed(results), m)
         if not ours or not theirs:
             continue
         sentences.append(f"Equal time: {LABELS[m]} with {theirs[0]['steps']:,} steps in the time of LLA's {ours[0]['steps']:,}: LLA minus {LABELS[m]} {difference_text(ours, theirs)}.")
