@@ -5,17 +5,9 @@
 
 namespace lla::cuda::sm90 {
 
-// Both addresses and `bytes` are multiples of 16; the bytes count towards `barrier`.
-__device__ __forceinline__ void load_bytes(void* to, const void* from, uint32_t bytes, Barrier& barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                   shared_address(to)),
-               "l"(from), "r"(bytes), "r"(shared_address(&barrier.word))
-               : "memory");
-}
-
-// The same for bytes that are read once in a while and should not push others out of L2.
+// Of bytes that are read once in a while and should not push others out of L2. Both addresses and `bytes` are multiples
+// of 16; the bytes count towards `barrier`.
 __device__ __forceinline__ void load_bytes_once(void* to, const void* from, uint32_t bytes, Barrier& barrier) {
-  constexpr uint64_t kEvictFirst = 0x12f0000000000000;  // what createpolicy.fractional.L2::evict_first makes
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
           "r"(shared_address(to)),

@@ -125,7 +125,7 @@ int32_t heads_together(const Problem& p) {
   // the others have nothing left: up to a half fewer, so that the last bundle is as full as can be.
   int64_t best = most;
   const auto in_last = [&](int64_t size) { return (heads - 1) % size + 1; };
-  for (int64_t size = most - 1; 2 * size > most; --size) {
+  for (int64_t size = most - 1; 2 * size > most && in_last(best) < best; --size) {
     if (in_last(size) * best > in_last(best) * size) best = size;
   }
   return static_cast<int32_t>(best);

@@ -18,6 +18,9 @@ inline constexpr int kWarpArrivals = 32, kWarpgroupArrivals = 128;
 inline constexpr int kWarpArrivals = 1, kWarpgroupArrivals = 1;
 #endif
 
+// What L2 makes of bytes that the copy engine brings, as createpolicy.fractional makes it: evict_first, evict_normal.
+inline constexpr uint64_t kEvictFirst = 0x12f0000000000000, kEvictNormal = 0x1000000000000000;
+
 // One phase of an mbarrier ends when `count` arrivals and all announced bytes are in. Waiters name the phase's parity.
 struct Barrier {
   uint64_t word;

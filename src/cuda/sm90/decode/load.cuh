@@ -32,9 +32,7 @@ __device__ __forceinline__ uint32_t raw_at(uint32_t start, int i) {
   return (start ^ (32 * (i % 4))) + (i / 4) * kBoxBytes;
 }
 
-// What the copy engine brings goes from L2 before anything else: for keys that nobody reads again.
-inline constexpr uint64_t kEvictFirst = 0x12f0000000000000, kEvictNormal = 0x1000000000000000;
-
+// `policy`: kEvictFirst for keys that nobody reads again.
 __device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap* map, int column, int head, int slot, int page,
                                          Barrier& barrier, uint64_t policy) {
   asm volatile(
