@@ -346,6 +346,31 @@ TEST_P(GpuDecode, ValuesThatOutgrowTheFirst) {
   }
 }
 
+// Sums are relative to a maximum that may rise anywhere in a row, long after the first of them have been put away. Parts by
+// position have the same places in every batch; the others are short here.
+TEST_P(GpuDecode, LogitsThatRise) {
+  for (const int64_t dim : {64, 128}) {
+    for (const int64_t from : {100, 600, 1100, 1500, 2300, 2700, 3400}) {
+      for (const int64_t group : {1, 2}) {
+        CacheSpec spec = decoding(dim, {{1, 5000}, {1, 3500}}, group == 1 ? 0 : 16);
+        spec.heads_q = 2 * group;
+        spec.options.batch_invariant = 1;
+        if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
+        std::vector<Inputs> inputs = make_cache_inputs(spec, data::Kind::randn, 0.1, 7);
+        for (Inputs& in : inputs) {
+          for (auto e = static_cast<size_t>(from * 2 * dim); e < in.k.size(); ++e) in.k[e] *= 4;
+        }
+        const CacheForward got = run_cache(spec, inputs, implementation()), want = cache_oracle(spec, inputs);
+        ASSERT_EQ(got.status, LLA_OK) << got.message;
+        for (size_t b = 0; b < spec.sequences.size(); ++b) {
+          EXPECT_LE(relative_error(got.o[b], want.o[b]), 2.5e-3)
+              << "sequence " << b << ", from " << from << ", group " << group << ", dim " << dim;
+        }
+      }
+    }
+  }
+}
+
 TEST_P(GpuDecode, SameBitsAgain) {
   const CacheSpec spec = decoding(128, {{1, 5000}, {1, 700}}, 16);
   if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();

@@ -21,7 +21,6 @@ __device__ __forceinline__ float warp_max(float x) {
 template <class C>
 struct Converter {
   static constexpr int kSteps = C::kDim / 16;  // sixteen columns each
-  static constexpr int kValues = C::kParts * C::kPartBytes;
   static constexpr int kTiles = C::kPieceKeys / kWarpKeys;
 
   Shared<C>& s;
@@ -79,7 +78,7 @@ struct Converter {
   __device__ __forceinline__ uint32_t exchange(unsigned char* rows, uint32_t key, float largest) {
     for (int which = 0; which < 2; ++which) {
       for (int word = lane; word < C::kDim / 2; word += 32) {
-        uint32_t& in_tile = *reinterpret_cast<uint32_t*>(rows + which * kValues +
+        uint32_t& in_tile = *reinterpret_cast<uint32_t*>(rows + which * C::kValues +
                                                          raw_offset<C::kPartBytes>(key, word / 4) + word % 4 * 4);
         uint32_t& apart = reinterpret_cast<uint32_t*>(unit->heaviest[warp][which])[word];
         const uint32_t old = apart;
@@ -98,10 +97,12 @@ struct Converter {
     max = higher;
   }
 
-  // Some keys of a stage; `seen`: those that count.
+  // Some keys of a stage, from the first-th on; `seen`: those that count.
   template <bool kApart>
-  __device__ __forceinline__ void piece(unsigned char* rows, uint16_t (*roots)[8], uint32_t seen) {
-    const uint32_t keys = start_of(rows), values = keys + kValues;
+  __device__ __forceinline__ void piece(int stage, int first, uint32_t seen) {
+    unsigned char* const rows = s.stage[stage] + first * 128;
+    const Roots<C> roots(s, stage);
+    const uint32_t keys = start_of(rows), values = keys + C::kValues;
     uint32_t k[kTiles][kSteps][4], early[kTiles][kSteps / 2][4], late[kTiles][kSteps / 2][4];
     float logit[2 * kTiles];
 #pragma unroll 1
@@ -137,8 +138,8 @@ struct Converter {
       omega = fmaf(rounded.x, rounded.x, fmaf(rounded.y, rounded.y, omega));
       root[2 * m] = rounded.x * value_scale, root[2 * m + 1] = rounded.y * value_scale;
       if (lane % 4 == 0) {
-        roots[key_at(2 * m)][0] = pair & 0xffff;
-        roots[key_at(2 * m + 1)][0] = pair >> 16;
+        roots.at(first + key_at(2 * m)) = pair & 0xffff;
+        roots.at(first + key_at(2 * m + 1)) = pair >> 16;
       }
     }
     // A store holds up all loads behind it: the reference key is read ahead, as far as there are registers.
@@ -199,7 +200,7 @@ struct Converter {
     for (int i = 0; i < C::kPieces; ++i) {
       const int from = ::max(0, begin - i * C::kPieceKeys), upto = ::min(C::kPieceKeys, end - i * C::kPieceKeys);
       const uint32_t seen = upto <= from ? 0 : (0xffffffffu >> (32 - upto)) & (0xffffffffu << from);
-      piece<true>(s.stage[stage] + i * C::kPieceKeys * 128, s.root[stage] + i * C::kPieceKeys, seen);
+      piece<true>(stage, i * C::kPieceKeys, seen);
       if (lane == 0) head.max[i] = max;
     }
     if (lane == 0) head.flags = flags, head.partial = partial, unit->posted[tile % kPosted] = max;
@@ -251,7 +252,7 @@ __device__ __forceinline__ void clear_outside(unsigned char* rows, const Keys& k
   for (int from = 0; from < C::kStageKeys; from += kWarpKeys) {
     unsigned char* const tile = rows + from * 128;
     const uint32_t seen = seen_of(keys, first + from);
-    if (seen != 0xffffu) clear_rows<C, C::kPartBytes>({tile, tile + C::kParts * C::kPartBytes}, seen);
+    if (seen != 0xffffu) clear_rows<C, C::kPartBytes>({tile, tile + C::kValues}, seen);
   }
   __syncwarp();
 }

@@ -95,12 +95,13 @@ struct Fetcher {
   // all threads know: those of several threads would be issued in a slow loop.
   static constexpr int kOwnParts = 2 * C::kParts / C::kFetchers;
   __device__ __forceinline__ void copy_box(int stage, int offset, int kv_head, int slot, int page) {
-    const uint32_t to = shared_address(s.stage[stage]) + warp * (kOwnParts * C::kPartBytes) + offset;
+    const uint32_t to = shared_address(s.stage[stage]) + offset;
 #pragma unroll
     for (int own = 0; own < kOwnParts; ++own) {
       const bool values = C::kFetchers == 1 ? own >= C::kParts : warp == 1;
-      load_box(to + own * C::kPartBytes, values ? &p.value_map : &p.key_map, 64 * (own % C::kParts), kv_head, slot,
-               page, s.loaded[stage], p.keys_are_shared ? kEvictNormal : kEvictFirst);
+      load_box(to + (values ? C::kValues : 0) + own % C::kParts * C::kPartBytes, values ? &p.value_map : &p.key_map,
+               64 * (own % C::kParts), kv_head, slot, page, s.loaded[stage],
+               p.keys_are_shared ? kEvictNormal : kEvictFirst);
     }
   }
   __device__ __forceinline__ void copy_boxes(const Place& at, int kv_head, int boxes, int stage) {
@@ -132,7 +133,7 @@ struct Fetcher {
         const bool values = part >= C::kParts;
         const int chunk = part % C::kParts * 8 + lane % 8;
         const bool inside = there && 8 * chunk < (values ? p.value_dim : p.dim);
-        copy_ahead(s.stage[stage] + part * C::kPartBytes + row * 128 + ((lane % 8) ^ (row & 7)) * 16,
+        copy_ahead(s.stage[stage] + (values ? C::kValues : 0) + raw_offset<C::kPartBytes>(row, chunk),
                    static_cast<const uint16_t*>(values ? v.data : k.data) +
                        (inside ? (values ? from_v : from_k) + 8 * chunk : 0),
                    inside);
@@ -147,7 +148,7 @@ struct Fetcher {
 #pragma unroll 1
     for (int from = warp * kWarpKeys; from < C::kStageKeys; from += C::kFetchers * kWarpKeys) {
       unsigned char* const to = s.stage[stage] + from * 128;
-      fill_slowly<C, C::kPartBytes>(p, u, first + from, keys, invalid, {to, to + C::kParts * C::kPartBytes});
+      fill_slowly<C, C::kPartBytes>(p, u, first + from, keys, invalid, {to, to + C::kValues});
     }
     __syncwarp();
     if (lane == 0) s.loaded[stage].arrive();

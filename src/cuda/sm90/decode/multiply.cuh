@@ -1,7 +1,8 @@
-// The multiplying warpgroups: K''ᵀ [K'' | V''], K''ᵀ r and V''ᵀ r, from the stages as the converting warps left them.
+// The multiplying warpgroups: [K'' | V'']ᵀ [K'' | r], from the stages as the converting warps left them.
 //
-// Rows of a product are columns of the keys. At head dimension 128 each warpgroup has 64 of them, the second without the
-// block that is known by symmetry.
+// Each warpgroup has 64 columns of the keys and 64 of the values as the rows of its products; at head dimension 128 the
+// second leaves out the block that is known by symmetry. The roots are eight more columns on the right, so that sums over
+// the keys cost no products of their own, each of which would read its left operand again.
 #pragma once
 
 #include "cuda/sm90/decode/stages.cuh"
@@ -18,23 +19,9 @@ struct OuterProduct;
     using Atom =                                                                                                  \
         cute::SM90::GMMA::MMA_64x##N##x16_F32F16F16_SS<cute::SM90::GMMA::Major::MN, cute::SM90::GMMA::Major::MN>; \
   };
-LLA_OUTER_PRODUCT(8)
-LLA_OUTER_PRODUCT(128)
-LLA_OUTER_PRODUCT(192)
+LLA_OUTER_PRODUCT(72)
+LLA_OUTER_PRODUCT(136)
 #undef LLA_OUTER_PRODUCT
-
-// Eight columns, 16 bytes a key, one key behind the other.
-struct RootOperand {
-  uint32_t low;
-
-  __device__ __forceinline__ explicit RootOperand(const void* roots) : low((shared_address(roots) >> 4) | 8u << 16) {
-    asm volatile("" : "+r"(low));
-  }
-  __device__ __forceinline__ uint64_t at(int step) const {  // of sixteen keys
-    constexpr uint32_t kHigh = 8;                           // 8 keys are 128 bytes; no swizzle
-    return static_cast<uint64_t>(kHigh) << 32 | (low + step * 16);
-  }
-};
 
 // red.v4: L2 adds behind the warp's back.
 template <bool kAdd>
@@ -48,58 +35,40 @@ __device__ __forceinline__ void put_four(float4* at, float4 v) {
   }
 }
 
-// With the lane of the next (or last) row.
-__device__ __forceinline__ float swap_rows(float x) {
-  float y;
-  asm volatile("shfl.sync.bfly.b32 %0, %1, 4, 31, 0xffffffff;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 // kRowBlock: of 64 rows.
 template <class C, int kRowBlock>
 struct Accumulators {
-  static constexpr int kKeyColumns = C::kDim - 64 * kRowBlock, kColumns = kKeyColumns + C::kDim;
-  static constexpr int kCount = kColumns / 2;
-  static constexpr bool kTwo = kColumns > 192;  // no kernel of this many threads can have all in one product
-  using Atom = typename OuterProduct<kTwo ? C::kDim : kColumns>::Atom;
-  using SumAtom = OuterProduct<8>::Atom;
-  float products[kCount], key_sum[4], value_sum[4];
+  static constexpr int kKeyColumns = C::kDim - 64 * kRowBlock + 8, kValueColumns = C::kDim + 8;  // with the sums
+  using KeyAtom = typename OuterProduct<kKeyColumns>::Atom;
+  using ValueAtom = typename OuterProduct<kValueColumns>::Atom;
+  float keys[kKeyColumns / 2], values[kValueColumns / 2];
 
-  __device__ __forceinline__ void define_all() { define(products), define(key_sum), define(value_sum); }
-  __device__ __forceinline__ void pin_all() { pin(products), pin(key_sum), pin(value_sum); }
-  __device__ __forceinline__ void scale(float factor) {
+  __device__ __forceinline__ void define_all() { define(keys), define(values); }
+  __device__ __forceinline__ void pin_all() { pin(keys), pin(values); }
+  template <class Function>
+  __device__ __forceinline__ void for_each(const Function& function) {
 #pragma unroll
-    for (float& x : products) x *= factor;
+    for (float& x : keys) function(x);
 #pragma unroll
-    for (float& x : key_sum) x *= factor;
-#pragma unroll
-    for (float& x : value_sum) x *= factor;
+    for (float& x : values) function(x);
   }
-  __device__ __forceinline__ bool finite() const {
+  __device__ __forceinline__ void scale(float factor) {
+    for_each([&](float& x) { x *= factor; });
+  }
+  __device__ __forceinline__ bool finite() {
     float sum = 0;  // 0 times what is not finite is NaN
-#pragma unroll
-    for (const float x : products) sum = fmaf(x, 0.0f, sum);
-#pragma unroll
-    for (const float x : key_sum) sum = fmaf(x, 0.0f, sum);
-#pragma unroll
-    for (const float x : value_sum) sum = fmaf(x, 0.0f, sum);
+    for_each([&](float& x) { sum = fmaf(x, 0.0f, sum); });
     return sum == 0;
   }
-  template <int kFrom, size_t... kIndex>
-  __device__ __forceinline__ void issue(uint64_t a, uint64_t b, detail::ScaleOut out, std::index_sequence<kIndex...>) {
-    Atom::fma(a, b, products[kFrom + kIndex]..., out);
-  }
-  // Sixteen keys.
-  __device__ __forceinline__ void multiply(const detail::Operand& stage, const RootOperand& roots, int k, bool add) {
+  // Sixteen keys. What is behind the last 64 columns of `stage`, as far as these are behind those before, are the roots.
+  __device__ __forceinline__ void multiply(const detail::Operand& stage, int k, bool add) {
     constexpr int kPart = C::kPartBytes / 16;
     const auto out = add ? detail::ScaleOut::One : detail::ScaleOut::Zero;
-    const uint64_t keys = stage.at(k * 128 + kRowBlock * kPart);
-    const uint64_t values = stage.at(k * 128 + (C::kParts + kRowBlock) * kPart);
-    constexpr std::make_index_sequence<kTwo ? kCount / 2 : kCount> kRange;
-    issue<0>(keys, keys, out, kRange);
-    if constexpr (kTwo) issue<kCount / 2>(keys, stage.at(k * 128 + C::kParts * kPart), out, kRange);
-    detail::issue_ss<SumAtom>(key_sum, keys, roots.at(k), out, std::make_index_sequence<4>{});
-    detail::issue_ss<SumAtom>(value_sum, values, roots.at(k), out, std::make_index_sequence<4>{});
+    const uint64_t own_keys = stage.at(k * 128 + kRowBlock * kPart);
+    const uint64_t own_values = stage.at(k * 128 + C::kValues / 16 + kRowBlock * kPart);
+    detail::issue_ss<KeyAtom>(keys, own_keys, own_keys, out, std::make_index_sequence<kKeyColumns / 2>{});
+    detail::issue_ss<ValueAtom>(values, own_values, stage.at(k * 128), out,
+                                std::make_index_sequence<kValueColumns / 2>{});
   }
 
   // Adds the sums to the partial's, which are relative to the maximum `partial_max`.
@@ -117,70 +86,35 @@ struct Accumulators {
       put<true>(matrix, by);
     }
   }
-  // Every address is one of two and a constant.
+  // A thread's four of every eight columns lie together: its addresses are one of two and a constant.
+  __device__ __forceinline__ static float4* own_keys(float* matrix) {
+    return reinterpret_cast<float4*>(matrix + key_tile(C::kDim, kRowBlock).from) + threadIdx.x % 128;
+  }
+  __device__ __forceinline__ static float4* own_values(float* matrix) {
+    return reinterpret_cast<float4*>(matrix + value_tile(C::kDim, kRowBlock).from) + threadIdx.x % 128;
+  }
   template <bool kAdd>
   __device__ __forceinline__ void put(float* matrix, float by) const {
-    const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-    constexpr ProductTile kKeys = key_tile(C::kDim, kRowBlock), kOwnValues = value_tile(C::kDim, kRowBlock);
-    const auto four = [&](float a, float b, float c, float d) { return float4{a * by, b * by, c * by, d * by}; };
-    float4* const own = reinterpret_cast<float4*>(matrix) + thread;
+    const auto put_all = [&](float4* to, const auto& x) {
 #pragma unroll
-    for (int q = 0; q < kKeyColumns / 8; ++q) {
-      const float* const x = &products[4 * q];
-      put_four<kAdd>(own + kKeys.from / 4 + q * 128, four(x[0], x[1], x[2], x[3]));
-    }
-    put_four<kAdd>(own + kKeys.from / 4 + kKeys.quads * 128, four(key_sum[0], key_sum[1], key_sum[2], key_sum[3]));
-    put_four<kAdd>(own + kOwnValues.from / 4 + kOwnValues.quads * 128,
-                   four(value_sum[0], value_sum[1], value_sum[2], value_sum[3]));
-    // The values' products have values as rows: neighbouring rows exchange columns. This lane: columns 2 t + odd and 8
-    // more of sixteen values, keys of an even row and the next.
-    const bool odd = lane / 4 % 2;
-    float4* const values = reinterpret_cast<float4*>(matrix) + value_quad(warp, 0) * 128 + value_place(0, lane);
-    constexpr int kAtOnce = 8;  // exchanges on their way
-#pragma unroll
-    for (int first = 0; first < C::kDim / 8; first += kAtOnce / 2) {
-      float from[kAtOnce][2];
-#pragma unroll
-      for (int i = 0; i < kAtOnce / 2; ++i) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float* const x = &products[kKeyColumns / 2 + 4 * (first + i) + 2 * half];
-          from[2 * i + half][0] = swap_rows(odd ? x[0] : x[1]);
-          from[2 * i + half][1] = odd ? x[1] : x[0];
-        }
+      for (int q = 0; q < static_cast<int>(sizeof(x) / sizeof(float4)); ++q) {
+        put_four<kAdd>(to + q * 128, {x[4 * q] * by, x[4 * q + 1] * by, x[4 * q + 2] * by, x[4 * q + 3] * by});
       }
-#pragma unroll
-      for (int i = 0; i < kAtOnce / 2; i += 2) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const float(&x)[2] = from[2 * i + half], (&y)[2] = from[2 * i + 2 + half];
-          const int q = first + i;
-          put_four<kAdd>(values + value_tile(C::kDim, q / 8).from / 4 + half * 128 + q / 2 % 4 * 32,
-                         four(odd ? x[0] : x[1], odd ? x[1] : x[0], odd ? y[0] : y[1], odd ? y[1] : y[0]));
-        }
-      }
-    }
+    };
+    put_all(own_keys(matrix), keys);
+    put_all(own_values(matrix), values);
   }
-  __device__ __forceinline__ static int value_quad(int warp, int half) { return 8 * kRowBlock + 2 * warp + half; }
-  __device__ __forceinline__ static int value_place(int strip, int lane) {
-    return strip * 32 + (2 * (lane % 4) + lane / 4 % 2) * 4 + lane / 8;
-  }
-
   // What this thread has added to, by a factor.
   __device__ __forceinline__ static void rescale(float* matrix, float factor) {
-    const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-    const auto scale = [&](const ProductTile& block, int quad, int there) {
-      float4& at = *(reinterpret_cast<float4*>(matrix + block.from) + quad * 128 + there);
-      const float4 v = at;
-      at = {v.x * factor, v.y * factor, v.z * factor, v.w * factor};
+    const auto scale_all = [&](float4* at, int quads) {
+#pragma unroll 1
+      for (int q = 0; q < quads; ++q) {
+        const float4 v = at[q * 128];
+        at[q * 128] = {v.x * factor, v.y * factor, v.z * factor, v.w * factor};
+      }
     };
-#pragma unroll 1
-    for (int q = 0; q <= kKeyColumns / 8; ++q) scale(key_tile(C::kDim, kRowBlock), q, thread);
-    scale(value_tile(C::kDim, kRowBlock), value_tile(C::kDim, kRowBlock).quads, thread);
-#pragma unroll 1
-    for (int q = 0; q < C::kDim / 8; ++q) {
-      scale(value_tile(C::kDim, q / 8), value_quad(warp, q % 2), value_place(q / 2 % 4, lane));
-    }
+    scale_all(own_keys(matrix), kKeyColumns / 8);
+    scale_all(own_values(matrix), kValueColumns / 8);
   }
 };
 
@@ -205,6 +139,9 @@ __device__ __forceinline__ void multiply_stages(Shared<C>& s, const Params& p) {
     }
     if (stages == 0) acc_max = maxima[0];
   };
+  const auto operand_of = [&](int stage) {
+    return detail::Operand(s.stage[stage], Roots<C>(s, stage).distance(s.stage[stage]));
+  };
   const auto move_on = [&] {
     stage = stage + 1 == C::kStages ? 0 : stage + 1;
     parity ^= stage == 0;
@@ -223,11 +160,10 @@ __device__ __forceinline__ void multiply_stages(Shared<C>& s, const Params& p) {
       int before = -1;
 #pragma unroll 1
       for (;;) {
-        const detail::Operand operand(s.stage[stage], C::kPartBytes);
-        const RootOperand roots(s.root[stage]);
+        const detail::Operand operand = operand_of(stage);
         mma_fence();
 #pragma unroll
-        for (int k = 0; k < kSteps; ++k) acc.multiply(operand, roots, k, k > 0 || stages > 0);
+        for (int k = 0; k < kSteps; ++k) acc.multiply(operand, k, k > 0 || stages > 0);
         mma_commit();
         mma_wait<1>();
         if (before >= 0) s.empty[before].arrive_for_warp();
@@ -248,8 +184,7 @@ __device__ __forceinline__ void multiply_stages(Shared<C>& s, const Params& p) {
       continue;
     } else {
       // Keys relative to another maximum: the sums follow, exactly.
-      const detail::Operand operand(s.stage[stage], C::kPartBytes);
-      const RootOperand roots(s.root[stage]);
+      const detail::Operand operand = operand_of(stage);
 #pragma unroll 1
       for (int piece = 0; piece < (end ? 1 : C::kPieces); ++piece) {
         const int max = piece == 0 ? maxima[0] : maxima[1];
@@ -260,7 +195,7 @@ __device__ __forceinline__ void multiply_stages(Shared<C>& s, const Params& p) {
         mma_fence();
 #pragma unroll
         for (int k = 0; k < kPieceSteps; ++k) {
-          acc.multiply(operand, roots, piece * kPieceSteps + k, k > 0 || piece > 0 || stages > 0);
+          acc.multiply(operand, piece * kPieceSteps + k, k > 0 || piece > 0 || stages > 0);
         }
         mma_commit();
         mma_wait<0>();

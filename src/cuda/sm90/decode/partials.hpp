@@ -52,10 +52,10 @@ constexpr ProductTile value_tile(int dim, int b) {
 // Keys' rows; the second block leaves out what the first has by symmetry. Without products of values they come first.
 constexpr ProductTile key_tile(int dim, int b, bool values = true) {
   if (!values)
-    return dim == 64 ? ProductTile{0, 0, 8, 0} : b == 0 ? ProductTile{1, 0, 16, 0} : ProductTile{0, 64, 8, 64 * 136};
+    return dim == 64 ? ProductTile{0, 0, 8, 0} : b == 0 ? ProductTile{0, 0, 16, 0} : ProductTile{1, 64, 8, 64 * 136};
   return dim == 64 ? ProductTile{0, 0, 8, 64 * 72}
-         : b == 0  ? ProductTile{1, 0, 16, 64 * (136 + 72 + 136)}
-                   : ProductTile{0, 64, 8, 64 * 136};
+         : b == 0  ? ProductTile{0, 0, 16, 64 * (136 + 72 + 136)}
+                   : ProductTile{1, 64, 8, 64 * 136};
 }
 constexpr int partial_matrix(int dim) { return kPartialHead + 3 * dim; }
 constexpr int matrix_floats(int dim, bool values = true) {

@@ -157,13 +157,14 @@ constexpr RowShare row_share(const Shape& p, int32_t before, int32_t rows) {
 
 // Blocks that get a share, each at least one granule: a row's parts are then those of consecutive blocks. Where rows
 // are equally long, a count that divides theirs, or a multiple of it, spares blocks the end of one row and the
-// beginning of the next. A unit costs as much as some hundred keys: worth four granules more for every block.
+// beginning of the next. A unit costs as much as some hundred keys: worth four granules more for every block, or a 24th
+// of its share, as blocks that go along their rows in step read the heads of a token at the same time.
 constexpr int working_blocks(int64_t granules, int64_t rows, int blocks) {
   if (granules < blocks) return static_cast<int>(granules);
   if (rows == 0) return blocks;
-  const int64_t each = (rows + blocks - 1) / blocks;
+  const int64_t each = (rows + blocks - 1) / blocks, share = granules / blocks;
   const int64_t even = rows < blocks ? blocks / rows * rows : (rows + each - 1) / each;
-  return granules / even <= granules / blocks + 4 ? static_cast<int>(even) : blocks;
+  return granules / even <= share + (share > 4 * 24 ? share / 24 : 4) ? static_cast<int>(even) : blocks;
 }
 // Blocks for the live rows of a launch: one that goes along its share for each multiprocessor. Rows that share keys run
 // at the same time, each in a block of its own, so that the keys come from memory once and from L2 for the others.

@@ -24,12 +24,17 @@ struct Config {
   static constexpr int kThreads = 512;
   // Warps that convert. One more looks after the units.
   static constexpr int kWarps = kThreads / 32 - 4 * kMultipliers - kFetchers - 1, kConverters = 32 * kWarps;
-  static constexpr int kStages = 12;
+  static constexpr int kStages = kDim == 128 ? 10 : 12;
   static constexpr int kStageKeys = 4096 / kDim;
   static constexpr int kPieces = 2, kPieceKeys = kStageKeys / kPieces;  // what a warp has in registers at a time
   static constexpr int kPartBytes = kStageKeys * 128;
-  static constexpr int kStageBytes = 2 * kParts * kPartBytes;
-  static constexpr int kRestart = 1024 / kStageKeys;  // stages after which sums on the tensor cores start anew
+  // The roots are eight more columns behind the keys', for the tensor cores as far from the last 64 as these from those
+  // before. At head dimension 128 that is a part of the stage; at 64 any distance will do, and eight stages share one.
+  static constexpr bool kRootsInStage = kDim == 128;
+  static constexpr int kValues = (kParts + (kRootsInStage ? 1 : 0)) * kPartBytes;  // where they begin
+  static constexpr int kStageBytes = kValues + kParts * kPartBytes;
+  static constexpr int kRootBytes = kRootsInStage ? 16 : (kStages + 7) / 8 * kPartBytes;
+  static constexpr int kRestart = 2048 / kStageKeys;  // stages after which sums on the tensor cores start anew
 };
 
 inline constexpr int kReferenceKeys = 128;  // the row's first, for the reference key
@@ -78,7 +83,7 @@ struct UnitState {
 template <class C>
 struct Shared {
   alignas(1024) unsigned char stage[C::kStages][C::kStageBytes];
-  alignas(128) uint16_t root[C::kStages][C::kStageKeys][8];  // the first of eight; the others are 0
+  alignas(1024) unsigned char root[C::kRootBytes];
   UnitState<C> state[2];
   float first_logit[kReferenceKeys];
   FetchedUnit units[2];
@@ -88,6 +93,25 @@ struct Shared {
   Barrier loaded[C::kStages], full[C::kStages], empty[C::kStages];
   // Of units: fetched, ready to be converted, left by all converting warps, and done with.
   Barrier taken[2], ready[2], left[2], done[2];
+};
+
+// The roots of a stage: the first of eight columns, of which the others are 0, of 64 that lie as those of the keys do.
+template <class C>
+struct Roots {
+  unsigned char* rows;
+  int chunk;  // of 16 bytes
+
+  __device__ __forceinline__ Roots(Shared<C>& s, int stage)
+      : rows(C::kRootsInStage ? s.stage[stage] + C::kParts * C::kPartBytes : s.root + stage / 8 * C::kPartBytes),
+        chunk(C::kRootsInStage ? 0 : stage % 8) {}
+  __device__ __forceinline__ uint16_t& at(int key) const {
+    return *reinterpret_cast<uint16_t*>(rows + key * 128 + (chunk ^ (key & 7)) * 16);
+  }
+  // How far they are behind the last 64 columns of the keys.
+  __device__ __forceinline__ uint32_t distance(const unsigned char* stage) const {
+    if (C::kRootsInStage) return C::kPartBytes;
+    return shared_address(rows) + chunk * 16 - shared_address(stage);
+  }
 };
 
 // Stages are counted over the block's life.

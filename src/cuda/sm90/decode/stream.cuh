@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) stream_kernel(const __grid_con
     barrier_init_fence();
   }
   for (int i = threadIdx.x; i < C::kStages * C::kStageKeys; i += C::kThreads) {
-    reinterpret_cast<uint4*>(s.root)[i] = make_uint4(0, 0, 0, 0);
+    reinterpret_cast<uint4&>(Roots<C>(s, i / C::kStageKeys).at(i % C::kStageKeys)) = make_uint4(0, 0, 0, 0);
   }
   fence_async_proxy();
   __syncthreads();

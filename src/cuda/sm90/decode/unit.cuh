@@ -87,7 +87,7 @@ struct UnitWarp {
           for (int i = 0; i < 2; ++i) {
             unsigned char* const at = first + i * kWarpKeys * 128;
             const uint32_t seen = seen_of(u.row, aligned(u.row.begin) + from + i * kWarpKeys);
-            clear_rows<C, C::kPartBytes>({at, at + c.kValues}, seen);
+            clear_rows<C, C::kPartBytes>({at, at + C::kValues}, seen);
           }
         }
         __syncwarp();
@@ -173,7 +173,7 @@ struct UnitWarp {
         if (tile >= tiles) break;
         uint32_t k[4], v[4];
         load_matrices(k, rows[tile] + at);
-        load_matrices(v, rows[tile] + at + c.kValues);
+        load_matrices(v, rows[tile] + at + C::kValues);
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           high[e / 2] = P::larger(high[e / 2], k[e]), low[e / 2] = P::smaller(low[e / 2], k[e]);
@@ -261,10 +261,10 @@ struct UnitWarp {
       const int row = e / (2 * C::kChunks), which = e / C::kChunks % 2, chunk = e % C::kChunks;
       uint4 x = make_uint4(0, 0, 0, 0);
       if (seen >> row & 1) x = reinterpret_cast<const uint4*>(state.heaviest[row % C::kWarps][which])[chunk];
-      *reinterpret_cast<uint4*>(s.stage[stage] + which * c.kValues + raw_offset<C::kPartBytes>(row, chunk)) = x;
+      *reinterpret_cast<uint4*>(s.stage[stage] + which * C::kValues + raw_offset<C::kPartBytes>(row, chunk)) = x;
     }
     __syncwarp();
-    c.template piece<false>(s.stage[stage], s.root[stage], seen);
+    c.template piece<false>(stage, 0, seen);
     const int32_t large = __reduce_or_sync(0xffffffffu, lane < C::kWarps ? state.large[lane % C::kWarps] : 0);
     if (lane == 0) {
       reinterpret_cast<PartialHead*>(p.partials + int64_t{u.partial} * partial_floats(C::kDim))->again[2] =
