@@ -418,6 +418,31 @@ TEST_P(GpuDecode, AFullMachineOfLongCachesRepeatsItself) {
   }
 }
 
+// So many rows that a block's part of one is thousands of keys: sums on the tensor cores lose digits the longer they are.
+TEST_P(GpuDecode, LongPartsOfEveryKind) {
+  if (implementation() != "sm90") GTEST_SKIP() << "only the Hopper kernels split rows by their number";
+  std::vector<data::Kind> kinds(std::begin(data::kinds), std::end(data::kinds));
+  kinds.insert(kinds.end(), {data::Kind::queries6, data::Kind::mean30});
+  for (const data::Kind kind : kinds) {
+    for (const int64_t dim : {64, 128}) {
+      for (const double ridge : {1.0, 0.1, 0.01}) {
+        CacheSpec spec = decoding(dim, std::vector<CachedSequence>(72, {1, 6000}), 128);
+        spec.order = PageOrder::shared;  // equal sequences: one in fp64 stands for all
+        if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
+        CacheSpec one = spec;
+        one.sequences.resize(1);
+        const Inputs same = make_cache_inputs(one, kind, ridge, 11)[0];
+        const CacheForward want = cache_oracle(one, {same});
+        const CacheForward got = run_cache(spec, std::vector<Inputs>(72, same), implementation());
+        ASSERT_EQ(got.status, LLA_OK) << got.message;
+        double worst = 0;
+        for (const auto& o : got.o) worst = std::max(worst, relative_error(o, want.o[0]));
+        EXPECT_LE(worst, 2.5e-3) << data::name(kind) << ", ridge " << ridge << ", dim " << dim;
+      }
+    }
+  }
+}
+
 // options.batch_invariant: a sequence alone, in another batch, in another order has the same bits. The batches have rows
 // for blocks that solve and rows for clusters, and units that begin in the middle of a block's work.
 TEST_P(GpuDecode, BatchInvariance) {
