@@ -90,13 +90,15 @@ def panels(runs, view, xlabel, ylabel, title, log):
 
 
 def comparable(runs, settings):
-    """Settings and models whose means can be compared: every model in every setting. Of models that have none in common the least run is left out."""
-    models = [m for m in runs.models if any(runs.of(s, m) for s in settings)]
+    """Settings and models whose means can be compared: every model in every setting. A model run in less than half of what another was would leave too few settings: it is
+    left out, and so is, of models that have none in common, the least run."""
+    count = {m: sum(bool(runs.of(s, m)) for s in settings) for m in runs.models}
+    models = [m for m in runs.models if count[m] and 2 * count[m] >= max(count.values())]
     while True:
         shared = [s for s in settings if all(runs.of(s, m) for m in models)]
         if shared:
             return shared, models
-        models.remove(min(models, key=lambda m: sum(bool(runs.of(s, m)) for s in settings)))
+        models.remove(min(models, key=count.get))
 
 
 def curves(runs, view, field, xlabel, ylabel, log, title):

@@ -77,6 +77,13 @@ def test_accuracy_and_steps_over_seeds(tmp_path):
     assert "LLA in 1 of 1 (after 150 steps)" in trained.solved(runs)[1]
 
 
+def test_a_model_run_once_does_not_narrow_the_means_of_all(tmp_path):
+    records = [accuracy(m, 1e-3, 1, 1.0, 300, length=64, pairs=p) for m, pairs in (("lla", (4, 8, 16)), ("softmax", (8, 16)), ("parallax", (4,))) for p in pairs]
+    runs = Runs(trained_results(tmp_path / "recall", records), ("length", "pairs"), "test_accuracy", False)
+    assert trained.comparable(runs, runs.settings) == ([(64, 8), (64, 16)], ["lla", "softmax"])
+    assert trained.comparable(runs, [(64, 4)]) == ([(64, 4)], ["lla", "parallax"])
+
+
 def test_state_tracking_beside_its_whole_number_of_epochs(tmp_path):
     trained_results(tmp_path / "state-tracking", [accuracy("softmax", 1e-3, 1, 0.66, 640, items=16)], epochs=64)
     short = [accuracy("lla", 1e-3, 1, 0.69, 160, items=16), accuracy("softmax", 1e-3, 1, 0.57, 160, items=16)]
