@@ -3,6 +3,7 @@
 
     lla_train corpus --out DIR
     scripts/copied_bytes.py DIR experiments/trained/results/language-model --model gated_deltanet
+    scripts/copied_bytes.py DIR experiments/trained/results/language-model --model lla --seed 2
 
 A byte can only be copied where it and the eight before it stand in the 768 bytes before (what a window of 1,024 moved by
 half of it has seen on average), but nowhere in the training text. Prints the files of 2,000 bytes and more in fifths by
@@ -42,11 +43,11 @@ def only_copied(text, known):
     return copied / max(1, len(text))
 
 
-def best(records, model):
-    """Of its runs with equal steps the one that is best on validation."""
-    runs = [r for r in records if r["model"] == model and r["budget"] == "steps" and "test_files" in r]
+def best(records, model, seed=None):
+    """Of its runs with equal steps, or those of one seed, the one that is best on validation."""
+    runs = [r for r in records if r["model"] == model and r["budget"] == "steps" and "test_files" in r and seed in (None, r["seed"])]
     if not runs:
-        sys.exit(f"copied_bytes.py: there is no run of {model}")
+        sys.exit(f"copied_bytes.py: there is no run of {model}" + ("" if seed is None else f" with seed {seed}"))
     return min(runs, key=lambda r: r["validation_best"])
 
 
@@ -56,9 +57,10 @@ def main():
     parser.add_argument("results", type=Path)
     parser.add_argument("--model", required=True)
     parser.add_argument("--against", default="softmax")
+    parser.add_argument("--seed", type=int, help="compare the runs of this seed")
     args = parser.parse_args()
     records = json.loads((args.results / "results.json").read_text())["records"]
-    ours, theirs = (np.array(best(records, m)["test_files"], dtype=float) for m in (args.model, args.against))
+    ours, theirs = (np.array(best(records, m, args.seed)["test_files"], dtype=float) for m in (args.model, args.against))
     text, ends = (args.corpus / "test.bin").read_bytes(), np.cumsum(ours[:, 0]).astype(int)
     if ends[-1] != len(text):
         sys.exit(f"copied_bytes.py: the results are of {ends[-1]} bytes, test.bin has {len(text)}")

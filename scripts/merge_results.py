@@ -28,11 +28,20 @@ def comparable(settings):
     return rest
 
 
+def bare(setting):
+    """A setting without the models, rates and seeds that a part of the queue ran of it: the records tell."""
+    training = {k: v for k, v in setting.get("training", {}).items() if k not in LISTS}
+    return {**{k: v for k, v in setting.items() if k not in ("models", "training")}, **({"training": training} if training else {})}
+
+
 def merged_settings(a, b):
     out = json.loads(json.dumps(a))
     out["models"] = [m for m in ORDER if m in a["models"] or m in b["models"]]
-    out["settings"] = sorted(a["settings"] + [s for s in b["settings"] if s not in a["settings"]],
-                             key=lambda s: [s.get(k, 0) for k in ("length", "segment", "pairs", "items")])
+    out["settings"] = []
+    for setting in map(bare, a["settings"] + b["settings"]):
+        if setting not in out["settings"]:
+            out["settings"].append(setting)
+    out["settings"].sort(key=lambda s: [s.get(k, 0) for k in ("length", "segment", "pairs", "items")])
     for name in LISTS:
         out["training"][name] = sorted({*a["training"][name], *b["training"][name]})
     return out
@@ -53,9 +62,9 @@ def merge(files):
     seen = set()
     for name, file in files:
         if result is None:
-            result = {**file, "records": []}
+            result = {**file, "records": [], "settings": merged_settings(file["settings"], file["settings"])}
             if "corpus" in file["settings"]:
-                result["settings"] = {**file["settings"], "corpus": comparable(file["settings"])["corpus"]}
+                result["settings"]["corpus"] = comparable(file["settings"])["corpus"]
             commands = file["command"].split("\n")
         else:
             for what in ("schema_version", "task"):

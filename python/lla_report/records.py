@@ -59,6 +59,12 @@ class Results:
         return sorted({r[name] for r in self.select(**wanted)})
 
 
+def plain(results):
+    """The task's own results beside a variant's: what the variant is compared with."""
+    folder = results.directory.resolve().parent / results.task
+    return Results(folder) if results.variant and (folder / "results.json").is_file() else None
+
+
 def geometric_mean(values):
     return math.exp(sum(map(math.log, values)) / len(values))
 

@@ -49,6 +49,11 @@ class Runs:
         records = [r for r in records if r["seed"] == first]
         return self.best_pick(records)["learning_rate"]
 
+    def first_seed(self, setting, model):
+        records = self.of(setting, model)
+        first = min((r["seed"] for r in records), default=None)
+        return [r for r in records if r["seed"] == first]
+
     def best_pick(self, records):
         pick = min if self.lower else max
         return pick(records, key=lambda r: r["validation_best"])
@@ -81,7 +86,7 @@ class Runs:
             cells = []
             for m in self.models:
                 s = self.score(setting, m)
-                text = "" if s is None else show(s.mean)
+                text = "" if s is None else show(s.mean) + (f" ({show(s.low)} to {show(s.high)})" if show(s.low) != show(s.high) else "")
                 cells.append(f"<strong>{text}</strong>" if m == first else text)
             rows.append([str(v) for v in setting] + cells)
         return table(list(names) + [LABELS[m] for m in self.models], rows, caption)
@@ -95,7 +100,7 @@ class Runs:
                 cells = []
                 for rate in rates:
                     records = self.of(setting, m, learning_rate=rate)
-                    values = [r[self.field] for r in records if r[self.field] is not None]
+                    values = [r[self.field] for r in sorted(records, key=lambda r: r["seed"]) if r[self.field] is not None]
                     failed = [r for r in records if r["ended"] == "not finite"]
                     cells.append(show(values[0]) if values else "not finite" if failed else "")
                 score = self.score(setting, m)

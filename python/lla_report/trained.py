@@ -4,7 +4,7 @@ import statistics
 import matplotlib.ticker
 
 from .page import Figure, Section, bullets, table
-from .records import number
+from .records import number, plain
 from .runs import Runs
 from .style import LABELS, MARKERS, figure, legend_below, save
 
@@ -90,13 +90,15 @@ def panels(runs, view, xlabel, ylabel, title, log):
 
 
 def comparable(runs, settings):
-    """Settings and models whose means can be compared: every model in every setting. Of models that have none in common the least run is left out."""
-    models = [m for m in runs.models if any(runs.of(s, m) for s in settings)]
+    """Settings and models whose means can be compared: every model in every setting. A model run in less than half of what another was would leave too few settings: it is
+    left out, and so is, of models that have none in common, the least run."""
+    count = {m: sum(bool(runs.of(s, m)) for s in settings) for m in runs.models}
+    models = [m for m in runs.models if count[m] and 2 * count[m] >= max(count.values())]
     while True:
         shared = [s for s in settings if all(runs.of(s, m) for m in models)]
         if shared:
             return shared, models
-        models.remove(min(models, key=lambda m: sum(bool(runs.of(s, m)) for s in settings)))
+        models.remove(min(models, key=count.get))
 
 
 def curves(runs, view, field, xlabel, ylabel, log, title):
@@ -132,15 +134,18 @@ def curves(runs, view, field, xlabel, ylabel, log, title):
     return finished(fig, axes, len(groups), ylabel, log, runs.models)
 
 
-def rows_sentence(records):
+def rows_sentences(runs):
     total = bad = 0
+    records = [r for r in runs.records if r["model"] == "lla"]
+    if not records:
+        return []
     for r in records:
         for statuses in r["rows"].values():
             total += sum(statuses.values())
             bad += sum(n for status, n in statuses.items() if status != "ok")
     if not total:
-        return "LLA's rows were not counted in these runs."
-    return f"LLA's solver: {total:,} rows in forward and backward passes, {bad:,} of them ({bad / total:.1e}) with a status other than OK."
+        return ["LLA's rows were not counted in these runs."]
+    return [f"LLA's solver: {total:,} rows in forward and backward passes, {bad:,} of them ({bad / total:.1e}) with a status other than OK."]
 
 
 def versus(runs, rival, show):
@@ -188,7 +193,7 @@ def in_context(results):
     if missing:
         sentences.append("Not run: " + ", ".join(missing) + ".")
     sentences += smaller_segments(runs)
-    sentences += [rows_sentence([r for r in runs.records if r["model"] == "lla"]), runs.shortened(100)]
+    sentences += [*rows_sentences(runs), runs.shortened(100)]
     intro = (f"L shuffled pairs (x; y) of piecewise linear data, d = {results.settings['options']['dim']}, then {results.settings['options']['queries']} queries; mean squared error "
              f"on the queries, noiseless in the test. {setup(results)}")
     return Section(results.anchor("in-context"), results.titled("In-context regression"), intro,
@@ -210,11 +215,35 @@ def transition(record):
     return reach(0.1), reach(0.9)
 
 
+def done_with(record, enough):
+    return record["validation_best"] is not None and record["validation_best"] >= enough
+
+
+def steps_table(runs):
+    """Steps to the accuracy at which a run is done, at the rate chosen on validation, over the seeds: of models that have several."""
+    enough = runs.results.settings["training"].get("leave_at", 0.99)
+    def seeds(setting, model):
+        return [r for r in runs.of(setting, model) if r["learning_rate"] == runs.rate(setting, model)]
+
+    models = [m for m in runs.models if any(len(seeds(s, m)) > 1 for s in runs.settings)]
+    rows = []
+    for setting in runs.settings:
+        cells = []
+        for m in models:
+            mine = seeds(setting, m)
+            steps = sorted(r["steps"] for r in mine if done_with(r, enough))
+            span = "never" if not steps else f"{steps[0]:,}" if steps[0] == steps[-1] else f"{steps[0]:,} to {steps[-1]:,}"
+            cells.append(f"{span} ({len(steps)} of {len(mine)})" if mine else "")
+        rows.append([str(v) for v in setting] + cells)
+    return [table(["L", "pairs"] + [LABELS[m] for m in models], rows,
+                  f"Steps to {percent(enough)} on validation at the rate chosen there, range over seeds (how many of them got there).")] if models else []
+
+
 def solved(runs):
-    """Which models reach the accuracy at which a run is done, in how many settings, and how soon at the best of their learning rates."""
+    """Which models reach the accuracy at which a run is done, in how many settings, and how soon at the best of their learning rates: first seed, which alone has them all."""
     enough = runs.results.settings["training"].get("leave_at", 0.99)
     def fewest(setting, model):
-        return min((r["steps"] for r in runs.of(setting, model) if r["validation_best"] is not None and r["validation_best"] >= enough), default=None)
+        return min((r["steps"] for r in runs.first_seed(setting, model) if done_with(r, enough)), default=None)
 
     texts = []
     for m in runs.models:
@@ -289,7 +318,7 @@ def recall(results):
                          + (f"from there to 90 % in {number(statistics.median(through))} ({len(through)} runs got there)" if through else "none of them reached 90 %"))
     if lasts:
         sentences.append("Plateau and transition: " + "; ".join(lasts) + ".")
-    sentences += [rows_sentence([r for r in runs.records if r["model"] == "lla"]), runs.shortened(32)]
+    sentences += [*rows_sentences(runs), runs.shortened(32)]
     intro = (f"Multi-query associative recall: pairs of a key and a value from a vocabulary of {results.settings['options']['vocabulary']:,}, every key queried once; short "
              f"convolutions and feature maps off. {setup(results)}")
     return Section(results.anchor("recall"), results.titled("Associative recall, trained"), intro,
@@ -303,7 +332,19 @@ def recall(results):
                            "Gated DeltaNet: an extended plateau, then an abrupt transition whose timing depends on learning rate and dataset size. LLA: consistent, gradual improvement.",
                            bullets(lasts or ["Too few epochs to tell."]), results.command)],
                    [runs.score_table(("L", "pairs"), "Test accuracy, mean over seeds at the rate chosen on validation; the highest in bold (a run ends at 99 % on validation).", percent),
+                    *steps_table(runs),
                     runs.rate_table(("L", "pairs"), "Test accuracy of every learning rate, first seed; last column: the best rate and epoch by the test set itself.", percent)])
+
+
+def longer(runs):
+    """What models of a variant have in the task's own results, which run to the paper's number of epochs."""
+    beside = plain(runs.results)
+    if not beside:
+        return []
+    whole = Runs(beside, runs.axes, runs.field, runs.lower)
+    pairs = [(s, m, runs.score(s, m), whole.score(s, m)) for s in runs.settings for m in runs.models]
+    return [f"With {beside.settings['training']['epochs']} epochs instead of {runs.results.settings['training']['epochs']}: "
+            + ", ".join(f"N = {s[0]}, {LABELS[m]} {percent(b.mean)} ({percent(a.mean)} here)" for s, m, a, b in pairs if a and b) + "."] if any(a and b for *_, a, b in pairs) else []
 
 
 def state_tracking(results):
@@ -313,7 +354,8 @@ def state_tracking(results):
         a, b = runs.score(s, "lla"), runs.score(s, "softmax")
         if a and b:
             sentences.append(f"N = {s[0]}: LLA {percent(a.mean)}, softmax {percent(b.mean)}; a difference of {100 * (a.mean - b.mean):+.1f} points.")
-    sentences += common(runs, percent) + [rows_sentence([r for r in runs.records if r["model"] == "lla"]), runs.shortened(64)]
+    sentences += common(runs, percent) or ["; ".join(f"N = {s[0]}: {LABELS[m]} {percent(x.mean)}" for s in runs.settings for m, x in runs.winner(s)) + ". One model only."]
+    sentences += longer(runs) + [*rows_sentences(runs), runs.shortened(64)]
     intro = (f"N items at positions, N/6 to N/3 swaps, then {results.settings['options']['queries']} positions whose item is asked for. {setup(results)}")
     return Section(results.anchor("state-tracking"), results.titled("State tracking"), intro, f"<strong>{results.titled('State tracking')}:</strong> {sentences[0]}",
                    [Figure(results.anchor("state_tracking"), save(lambda v: panels(runs, v, "positions N", "test accuracy", "{}", False), results.directory, results.anchor("state_tracking")),

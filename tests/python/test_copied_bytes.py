@@ -19,12 +19,12 @@ def written(folder, texts, bits):
     (folder / "validation.bin").write_bytes(drawn(0, 5000))
     (folder / "test.bin").write_bytes(b"".join(texts))
     runs = {("linear", 0.5): bits, ("linear", 0.4): [9] * len(texts), ("softmax", 0.1): [0] * len(texts)}  # the better on validation has the bits
-    records = [{"model": m, "budget": "steps", "validation_best": 1 - v, "test_files": [[len(t), b * len(t)] for t, b in zip(texts, values)]} for (m, v), values in runs.items()]
+    records = [{"model": m, "budget": "steps", "seed": 1, "validation_best": 1 - v, "test_files": [[len(t), b * len(t)] for t, b in zip(texts, values)]} for (m, v), values in runs.items()]
     (folder / "results.json").write_text(json.dumps({"records": records}))
 
 
-def said(folder, model="linear"):
-    return subprocess.run([sys.executable, SCRIPT, folder, folder, "--model", model], capture_output=True, text=True)
+def said(folder, model="linear", *more):
+    return subprocess.run([sys.executable, SCRIPT, folder, folder, "--model", model, *more], capture_output=True, text=True)
 
 
 def test_shares_and_what_they_explain(tmp_path):
@@ -42,6 +42,19 @@ def test_shares_and_what_they_explain(tmp_path):
     assert lines[0] == f"test: {sum(s * len(t) for s, t in zip(shares, texts)) / sum(map(len, texts)):.3f} of the bytes; validation: 0.000"
     assert lines[1] == "7 files; correlation 1.00"
     assert lines[-1].split() == ["0.196", "to", "0.196", "0.196", "0.000", "+0.196"]
+
+
+def test_one_seed(tmp_path):
+    """Of several seeds the one that was asked for, on both sides."""
+    texts = [drawn(i, 2000) for i in range(1, 6)]
+    written(tmp_path, texts, [1] * 5)
+    records = json.loads((tmp_path / "results.json").read_text())["records"]
+    worse = [{**r, "seed": 2, "validation_best": 2, "test_files": [[2000, 2000 * bits]] * 5} for r, bits in zip(records[::2], (3, 0.5))]
+    (tmp_path / "results.json").write_text(json.dumps({"records": records + worse}))
+    for more, last in (((), ["1.000", "0.000", "+1.000"]), (("--seed", "2"), ["3.000", "0.500", "+2.500"])):
+        done = said(tmp_path, "linear", *more)
+        assert done.returncode == 0 and done.stdout.split()[-3:] == last, done.stderr
+    assert "there is no run of linear with seed 3" in said(tmp_path, "linear", "--seed", "3").stderr
 
 
 def test_what_does_not_belong_together_is_refused(tmp_path):

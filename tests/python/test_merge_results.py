@@ -52,6 +52,19 @@ def test_what_does_not_belong_together_is_refused(tmp_path, change, said):
     assert not (tmp_path / "all").exists()
 
 
+def test_a_setting_is_there_once_whoever_ran_it(tmp_path):
+    """A queue names models, rates and seeds with each setting; the merged file has them in its own lists and in the records."""
+    files = [results("lla", 64, 1e-3, 1.0), results("softmax", 64, 5e-4, 1.0)]
+    for file, seeds in zip(files, ([1], [2, 3])):
+        training = {"learning_rates": file["settings"]["training"]["learning_rates"], "seeds": seeds, "examples": 10}
+        file["settings"]["settings"] = [{"length": 64, "pairs": 4, "models": file["settings"]["models"], "training": training}]
+        file["settings"]["training"]["seeds"] = seeds
+    assert merge(tmp_path, *files).returncode == 0
+    got = json.loads((tmp_path / "all" / "results.json").read_text())["settings"]
+    assert got["settings"] == [{"length": 64, "pairs": 4, "training": {"examples": 10}}]
+    assert (got["models"], got["training"]["learning_rates"], got["training"]["seeds"]) == (["lla", "softmax"], [5e-4, 1e-3], [1, 2, 3])
+
+
 def text_results(rate, corpus, *words):
     file = results("softmax", 64, rate, 1.0)
     file["settings"]["corpus"] = corpus

@@ -1,0 +1,96 @@
+"""python/lla_report: what it says of trained runs with several seeds, and of when a language model learns to copy."""
+import json
+import sys
+
+import pytest
+from conftest import REPOSITORY
+
+pytest.importorskip("matplotlib")
+sys.path.insert(0, str(REPOSITORY / "python"))
+from lla_report import language, trained  # noqa: E402
+from lla_report.records import Results  # noqa: E402
+from lla_report.runs import Runs  # noqa: E402
+
+FILES = 20
+
+
+def text_run(seed, bits, model="lla", rate=1e-3, loss=(2.0, 0.5), steps=200):
+    """Bits per byte of each file, or one for all."""
+    bits = bits if isinstance(bits, list) else [bits] * FILES
+    return {"model": model, "budget": "steps", "learning_rate": rate, "seed": seed, "steps": steps, "loss": list(loss), "validation_best": loss[-1],
+            "test_files": [[100, 100 * b] for b in bits], "test_bits_per_byte": sum(bits) / len(bits)}
+
+
+def test_seeds_are_compared_with_their_own():
+    # A seed that only one side has does not count.
+    said = language.difference_text([text_run(1, 1.5), text_run(2, 9.0)], [text_run(1, 1.0)])
+    assert said == "+0.5000 bits per byte (95 % interval over files +0.5000 to +0.5000; seed 1 only): worse"
+    said = language.difference_text([text_run(3, 1.1), text_run(1, 1.3)], [text_run(1, 1.0), text_run(3, 1.0), text_run(2, 0.0)])
+    assert said == "+0.2000 bits per byte (95 % interval over files +0.2000 to +0.2000; seeds 1, 3: +0.3000, +0.1000): worse"
+    assert "other seeds on each side): better" in language.difference_text([text_run(1, 1.0)], [text_run(2, 2.0)])
+
+
+def test_seeds_that_disagree_are_no_verdict():
+    ours, theirs = [text_run(1, 1.01), text_run(2, 2.0), text_run(3, 0.99)], [text_run(s, 1.0) for s in (1, 2, 3)]
+    assert language.difference_text(ours, theirs).endswith("seeds 1, 2, 3: +0.0100, +1.0000, -0.0100): worse in the mean, but the seeds disagree")
+    # Files that differ both ways: the interval has zero inside, whatever the seeds say.
+    mixed = [1.0 + (0.5 if i % 2 else -0.5) for i in range(FILES)]
+    assert language.difference_text([text_run(1, mixed), text_run(2, mixed)], theirs[:2]).endswith(": no difference")
+
+
+def test_when_a_run_learns_to_copy():
+    assert language.copies_from(text_run(1, 1, loss=(2.0, 1.5, 0.5), steps=300)) == pytest.approx(200)  # halfway between the middles 150 and 250
+    assert language.copies_from(text_run(1, 1, loss=(2.0, 1.5, 0.9), steps=300)) == pytest.approx(150 + 100 * 0.5 / 0.6)
+    assert language.copies_from(text_run(1, 1, loss=(2.0, 1.5, 1.2), steps=300)) is None
+    assert language.copies_from(text_run(1, 1, loss=(0.9, 0.5))) is None  # before the first epoch ended: not known
+    runs = [text_run(s, 1 + 0.3 * (v - 0.5), loss=(3.0, 1.0 + v, 1.0 - v, 0.1)) for s, v in ((1, 0.1), (2, 0.3), (3, 0.5), (4, 0.7))]
+    assert language.lateness(runs) == []  # too few for a correlation
+    late = text_run(5, 2.0, loss=(3.0, 2.0, 1.5, 0.5))
+    said = language.lateness([*runs, late, text_run(1, 5.0, model="gated_deltanet")])
+    assert len(said) == 1 and "Over 5 runs" in said[0] and "after 100 to 150 steps" in said[0]
+
+
+def trained_results(folder, records, epochs=4):
+    folder.mkdir(parents=True)
+    task = "recall" if "pairs" in records[0] else "state-tracking"
+    settings = {"model": {}, "options": {"queries": 8}, "training": {"epochs": epochs, "batch": 8, "test": 10, "validation": 10, "leave_at": 0.99}}
+    (folder / "results.json").write_text(json.dumps({"schema_version": 1, "task": task, "settings": settings, "machine": {}, "command": "made", "records": records}))
+    return Results(folder)
+
+
+def accuracy(model, rate, seed, reached, steps, **setting):
+    return {"model": model, "learning_rate": rate, "seed": seed, "steps": steps, "validation_best": reached, "test_accuracy": reached, "test_accuracy_chosen_on_test": reached,
+            "validation": [reached], "test": [reached], "ended": "accuracy" if reached >= 0.99 else "cap", "flattened": False, "rows": {}, "examples": 10, **setting}
+
+
+def test_accuracy_and_steps_over_seeds(tmp_path):
+    here = {"length": 64, "pairs": 4}
+    records = [accuracy("lla", 5e-4, 1, 1.0, 300, **here), accuracy("lla", 1e-3, 1, 0.995, 150, **here),
+               accuracy("lla", 5e-4, 2, 0.99, 100, **here), accuracy("lla", 5e-4, 3, 0.999, 450, **here),
+               accuracy("softmax", 1e-3, 1, 0.4, 900, **here), accuracy("softmax", 1e-3, 2, 0.7, 900, **here), accuracy("gla", 1e-3, 1, 1.0, 600, **here)]
+    runs = Runs(trained_results(tmp_path / "recall", records), ("length", "pairs"), "test_accuracy", False)
+    table = runs.score_table(("L", "pairs"), "", trained.percent)
+    assert "99.6 % (99.0 % to 100.0 %)" in table and "55.0 % (40.0 % to 70.0 %)" in table
+    table = trained.steps_table(runs)[0]  # at the rate chosen on validation; GLA has one seed
+    assert "100 to 450 (3 of 3)" in table and "never (0 of 2)" in table and "GLA" not in table
+    # Every rate was run with the first seed only, so the fewest steps at any rate are of that seed.
+    assert "LLA in 1 of 1 (after 150 steps)" in trained.solved(runs)[1]
+
+
+def test_a_model_run_once_does_not_narrow_the_means_of_all(tmp_path):
+    records = [accuracy(m, 1e-3, 1, 1.0, 300, length=64, pairs=p) for m, pairs in (("lla", (4, 8, 16)), ("softmax", (8, 16)), ("parallax", (4,))) for p in pairs]
+    runs = Runs(trained_results(tmp_path / "recall", records), ("length", "pairs"), "test_accuracy", False)
+    assert trained.comparable(runs, runs.settings) == ([(64, 8), (64, 16)], ["lla", "softmax"])
+    assert trained.comparable(runs, [(64, 4)]) == ([(64, 4)], ["lla", "parallax"])
+
+
+def test_state_tracking_beside_its_whole_number_of_epochs(tmp_path):
+    trained_results(tmp_path / "state-tracking", [accuracy("softmax", 1e-3, 1, 0.66, 640, items=16)], epochs=64)
+    short = [accuracy("lla", 1e-3, 1, 0.69, 160, items=16), accuracy("softmax", 1e-3, 1, 0.57, 160, items=16)]
+    results = trained_results(tmp_path / "state-tracking-16-epochs", short, epochs=16)
+    said = trained.longer(Runs(results, ("items",), "test_accuracy", False))
+    assert said == ["With 64 epochs instead of 16: N = 16, softmax 66.0 % (57.0 % here)."]
+    alone = Results(tmp_path / "state-tracking")
+    assert trained.longer(Runs(alone, ("items",), "test_accuracy", False)) == []
+    section = trained.state_tracking(alone)
+    assert section.summary.endswith("N = 16: softmax 66.0 %. One model only.") and "LLA's" not in section.figures[0].found
