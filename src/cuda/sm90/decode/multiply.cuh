@@ -39,6 +39,9 @@ __device__ __forceinline__ void put_four(float4* at, float4 v) {
 template <class C, int kRowBlock>
 struct Accumulators {
   static constexpr int kKeyColumns = C::kDim - 64 * kRowBlock + 8, kValueColumns = C::kDim + 8;  // with the sums
+  // Whose maximum the sums are relative to: the warpgroups put theirs away at different times.
+  static_assert(key_tile(C::kDim, kRowBlock).warpgroup == kRowBlock);
+  static_assert(value_tile(C::kDim, kRowBlock).warpgroup == kRowBlock);
   using KeyAtom = typename OuterProduct<kKeyColumns>::Atom;
   using ValueAtom = typename OuterProduct<kValueColumns>::Atom;
   float keys[kKeyColumns / 2], values[kValueColumns / 2];
