@@ -422,7 +422,7 @@ TEST_P(GpuDecode, AFullMachineOfLongCachesRepeatsItself) {
 TEST_P(GpuDecode, LongPartsOfEveryKind) {
   if (implementation() != "sm90") GTEST_SKIP() << "only the Hopper kernels split rows by their number";
   std::vector<data::Kind> kinds(std::begin(data::kinds), std::end(data::kinds));
-  kinds.insert(kinds.end(), {data::Kind::queries6, data::Kind::mean30});
+  kinds.insert(kinds.end(), {data::Kind::queries6, data::Kind::mean30, data::Kind::qk_norm});
   for (const data::Kind kind : kinds) {
     for (const int64_t dim : {64, 128}) {
       for (const double ridge : {1.0, 0.1, 0.01}) {

@@ -34,7 +34,7 @@ struct Config {
   static constexpr int kValues = (kParts + (kRootsInStage ? 1 : 0)) * kPartBytes;  // where they begin
   static constexpr int kStageBytes = kValues + kParts * kPartBytes;
   static constexpr int kRootBytes = kRootsInStage ? 16 : (kStages + 7) / 8 * kPartBytes;
-  static constexpr int kRestart = 2048 / kStageKeys;  // stages after which sums on the tensor cores start anew
+  static constexpr int kRestart = 1024 / kStageKeys;  // stages after which sums on the tensor cores start anew
 };
 
 inline constexpr int kReferenceKeys = 128;  // the row's first, for the reference key
