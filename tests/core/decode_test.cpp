@@ -68,6 +68,26 @@ TEST_P(Decode, AccuracyByKind) {
   }
 }
 
+// Sums are relative to a maximum that may rise anywhere in a row, long after the first of them have been put away.
+TEST_P(Decode, LogitsThatRise) {
+  if (!takes(one_sequence(DType::f32, 64, 300))) GTEST_SKIP() << lla_last_error();
+  for (const int64_t from : {100, 900, 1100, 2300, 3400}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const int64_t rows : {1, 5}) {
+        CacheSpec spec = one_sequence(dtype, 64, 4000, rows);
+        if (reduced() && (rows > 1 || dtype == DType::bf16)) continue;
+        std::vector<Inputs> inputs = make_cache_inputs(spec, data::Kind::randn, 0.1, 7);
+        lengthen_keys(spec, inputs, from);
+        expect_close(spec, inputs, output_gate(dtype), core::cat("from ", from));
+        spec.ridge = RidgeShape::none;
+        inputs = make_cache_inputs(spec, data::Kind::randn, 0.1, 7);
+        lengthen_keys(spec, inputs, from);
+        expect_close(spec, inputs, output_gate(dtype), core::cat("x given, from ", from));
+      }
+    }
+  }
+}
+
 // Other types, groups and several tokens at once; one row of a unit must not disturb the next.
 TEST_P(Decode, TypesGroupsAndRows) {
   if (!takes(one_sequence(DType::f32, 64, 300))) GTEST_SKIP() << lla_last_error();

@@ -357,9 +357,7 @@ TEST_P(GpuDecode, LogitsThatRise) {
         spec.options.batch_invariant = 1;
         if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
         std::vector<Inputs> inputs = make_cache_inputs(spec, data::Kind::randn, 0.1, 7);
-        for (Inputs& in : inputs) {
-          for (auto e = static_cast<size_t>(from * 2 * dim); e < in.k.size(); ++e) in.k[e] *= 4;
-        }
+        lengthen_keys(spec, inputs, from);
         const CacheForward got = run_cache(spec, inputs, implementation()), want = cache_oracle(spec, inputs);
         ASSERT_EQ(got.status, LLA_OK) << got.message;
         for (size_t b = 0; b < spec.sequences.size(); ++b) {

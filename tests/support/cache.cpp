@@ -201,6 +201,13 @@ std::vector<Inputs> make_cache_inputs(const CacheSpec& spec, data::Kind kind, do
   return inputs;
 }
 
+void lengthen_keys(const CacheSpec& spec, std::vector<Inputs>& inputs, int64_t from) {
+  for (Inputs& in : inputs) {
+    const auto first = std::min(static_cast<size_t>(from * spec.heads_kv * spec.dim), in.k.size());
+    for (size_t e = first; e < in.k.size(); ++e) in.k[e] *= 4;
+  }
+}
+
 CacheForward run_cache(const CacheSpec& spec, const std::vector<Inputs>& inputs, const std::string& implementation,
                        CacheEdit edit, CacheIssue issue) {
   SCOPED_TRACE(implementation + " cache: " + spec.text());

@@ -40,6 +40,8 @@ struct CacheSpec {
 // Of each sequence, in the layout of Spec. Sequences of equal keys under PageOrder::shared have the same keys and
 // values.
 std::vector<Inputs> make_cache_inputs(const CacheSpec& spec, data::Kind kind, double ridge, uint64_t seed);
+// Keys four times as long from the `from`-th on: the largest logit rises there, whatever was summed up before.
+void lengthen_keys(const CacheSpec& spec, std::vector<Inputs>& inputs, int64_t from);
 
 struct CacheForward {
   lla_status status = LLA_OK;
