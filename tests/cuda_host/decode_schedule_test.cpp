@@ -355,11 +355,12 @@ TEST(DecodeSchedule, AnInvalidSequenceLeavesTheOthersTheirParts) {
 
 TEST(DecodeSchedule, TheWorkspaceDoesNotGrowWithTheCache) {
   EXPECT_EQ(Layout(256, 128, Form::solved, 132, false).rows_at_once, 256);
+  EXPECT_EQ(Layout(2048, 64, Form::solved, 132, false, 0, true).rows_at_once, 1056) << "two launches for six";
   EXPECT_LE(Layout(256, 64, Form::given_x, 132, false).size, 1 << 20);
   EXPECT_LE(Layout(256, 64, Form::bundles, 132, false).size, 3 << 20) << "up to 2,048 rows";
   for (const int dim : {64, 128}) {
     for (const Form form : {Form::solved, Form::given_x, Form::bundles, Form::moments}) {
-      for (const int64_t rows : {1, 8, 200, 1024, 100000}) {
+      for (const int64_t rows : {1, 8, 200, 300, 400, 1024, 2048, 100000}) {
         for (const bool sharing : {false, true}) {
           const Layout layout(rows, dim, form, 132, sharing);
           EXPECT_LE(layout.size, (int64_t{64} << 20) + (int64_t{3} << 20)) << rows << " rows, " << sharing;
@@ -368,6 +369,18 @@ TEST(DecodeSchedule, TheWorkspaceDoesNotGrowWithTheCache) {
           EXPECT_EQ(layout.rows_at_once, Layout(rows, dim, form, 132, !sharing).rows_at_once);
           if (sharing) {
             EXPECT_GE(layout.blocks, layout.rows_at_once);
+          }
+          if (!sharing) {
+            const Layout alone(rows, dim, form, 132, false, 0, true);
+            const auto launches = [&](const Layout& l) { return (rows + l.rows_at_once - 1) / l.rows_at_once; };
+            EXPECT_LE(launches(alone), launches(layout)) << rows << " rows, dim " << dim;
+            EXPECT_LE(alone.size, (int64_t{64} << 20) + (int64_t{3} << 20)) << rows << " rows, dim " << dim;
+            EXPECT_EQ(alone.blocks, layout.blocks);
+            EXPECT_TRUE(alone.rows_at_once == rows || alone.rows_at_once % 132 == 0) << alone.rows_at_once;
+            if (launches(alone) > 1) {  // the last has about as many as the others
+              EXPECT_GE(rows % alone.rows_at_once == 0 ? alone.rows_at_once : rows % alone.rows_at_once,
+                        alone.rows_at_once - launches(alone) * 132);
+            }
           }
           const Layout cut(rows, dim, form, 132, sharing, 16);
           EXPECT_LE(cut.size, int64_t{129} << 20);

@@ -51,7 +51,7 @@ Status forward(const core::ForwardCall& call, const core::Plan& plan) {
     LLA_RETURN_IF_ERROR(describe_cache(params, box_keys(form, kernel_dim(p))));
     params.bundle = bundle_of(form, kernel_dim(p));
     return decode::launch({form, params, most_bundles(p, form), kernel_dim(p), p.dtype == DType::bf16, plan.workers,
-                           rows_sharing_keys(p), pieces_of_rows(p), call.workspace,
+                           rows_sharing_keys(p), pieces_of_rows(p), rows_are_alone(p), call.workspace,
                            static_cast<cudaStream_t>(call.stream)});
   };
   const Form form = form_of(p);

@@ -14,6 +14,7 @@ inline constexpr int64_t kLargestLength = std::numeric_limits<int32_t>::max() - 
 // Pure decisions, for any machine (plan.cpp; tested without a GPU).
 int kernel_dim(const core::Problem& problem);
 int64_t rows_sharing_keys(const core::Problem& problem);  // of a sequence, at most
+bool rows_are_alone(const core::Problem& problem);        // one of every key head, and no prompts can be beside them
 bool two_passes(const core::Problem& problem);
 Form form_of(const core::Problem& problem);
 // Of rows that make one pass, at most; rows where each makes its own.

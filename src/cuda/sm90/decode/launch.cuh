@@ -9,7 +9,7 @@
 namespace lla::cuda::sm90::decode {
 
 inline Layout layout_of(const Launch& call) {
-  return {call.rows, call.dim, call.form, call.multiprocessors, call.sharing > call.p.bundle, call.pieces};
+  return {call.rows, call.dim, call.form, call.multiprocessors, call.sharing > call.p.bundle, call.pieces, call.alone};
 }
 
 // Calls `part` with the parameters of one share of the rows after the other.

@@ -18,6 +18,7 @@ struct Launch {
   int multiprocessors;
   int64_t sharing;  // rows of a sequence that have the same keys, at most
   int64_t pieces;   // of a row, at most, where rows are cut by their own lengths; else 0
+  bool alone;       // no row shares keys, and no prompts can be beside them
   void* workspace;
   cudaStream_t stream;
 };

@@ -105,15 +105,18 @@ struct Layout {
   int32_t blocks = 0;                            // of a launch
   int64_t records = 0, live_rows = 0, size = 0;  // partials come first
 
-  // `sharing`: whether rows may share keys. The rows of a launch do not depend on it, so that it changes no bits.
+  // `sharing`: whether rows may share keys. The rows of a launch do not depend on it, so that it changes no bits of
+  // decoders with prompts beside them. `alone`: no row shares keys, and nothing can be beside them.
   // `pieces`: of a row, at most, where rows are cut by their own lengths; else 0.
-  Layout(int64_t rows, int dim, Form form, int multiprocessors, bool sharing, int64_t pieces = 0) {
-    const int64_t partial = partial_bytes(form, dim), fit = kMostBytes / partial / 2;
-    const int64_t room = leaves_matrices(form) ? std::min<int64_t>(fit, kMostBlocks) : fit;
-    const int64_t most = pieces > 0 ? most_cut(2 * kMostBytes / (partial * pieces), pieces, multiprocessors)
-                                    : std::max<int64_t>(1, room / multiprocessors) * multiprocessors;
-    rows_at_once = static_cast<int32_t>(std::max<int64_t>(1, std::min(rows, most)));
+  Layout(int64_t rows, int dim, Form form, int multiprocessors, bool sharing, int64_t pieces = 0, bool alone = false) {
+    const int64_t partial = partial_bytes(form, dim), fit = kMostBytes / partial;
     const int32_t wave = wave_of(form, multiprocessors);
+    const int64_t most =
+        pieces > 0 ? most_cut(2 * kMostBytes / (partial * pieces), pieces, multiprocessors)
+        : alone
+            ? equal_shares(rows, fit - wave, multiprocessors)
+            : whole_waves(leaves_matrices(form) ? std::min<int64_t>(fit / 2, kMostBlocks) : fit / 2, multiprocessors);
+    rows_at_once = static_cast<int32_t>(std::max<int64_t>(1, std::min(rows, most)));
     blocks = sharing ? (rows_at_once + wave - 1) / wave * wave : wave;
     const int64_t partials = pieces > 0 ? rows_at_once * pieces : int64_t{rows_at_once} + blocks;
     records = (partial * partials + 255) / 256 * 256;
@@ -123,6 +126,15 @@ struct Layout {
 
  private:
   static constexpr int64_t kMostBytes = int64_t{64} << 20;
+
+  static int64_t whole_waves(int64_t room, int multiprocessors) {
+    return std::max<int64_t>(1, room / multiprocessors) * multiprocessors;
+  }
+  // A launch waits for the solves of the one before: as few as there is room for, and none with a few rows only.
+  static int64_t equal_shares(int64_t rows, int64_t room, int multiprocessors) {
+    const int64_t most = whole_waves(room, multiprocessors), launches = (rows + most - 1) / most;
+    return launches <= 1 ? most : whole_waves((rows + launches - 1) / launches + multiprocessors - 1, multiprocessors);
+  }
 
   // Rows of that many pieces: at most `room`, and such that every multiprocessor has equally many pieces.
   static int64_t most_cut(int64_t room, int64_t pieces, int multiprocessors) {

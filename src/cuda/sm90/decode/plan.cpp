@@ -16,8 +16,9 @@ constexpr int64_t kManyKeyHeads = 128;  // of all sequences: about as many as th
 
 Layout layout_of(const Problem& p, Form form, int multiprocessors) {
   const int dim = kernel_dim(p);
-  return {most_bundles(p, form), dim, form, multiprocessors, rows_sharing_keys(p) > bundle_of(form, dim),
-          pieces_of_rows(p)};
+  return {
+      most_bundles(p, form), dim, form, multiprocessors, rows_sharing_keys(p) > bundle_of(form, dim), pieces_of_rows(p),
+      rows_are_alone(p)};
 }
 
 }  // namespace
@@ -26,6 +27,8 @@ int kernel_dim(const Problem& p) { return std::max(p.dim, p.value_dim) <= 64 ? 6
 
 // A bound: beside prompts, theirs. How many blocks work is decided by the rows there are (blocks_for).
 int64_t rows_sharing_keys(const Problem& p) { return p.seqlen_q * p.group(); }
+
+bool rows_are_alone(const Problem& p) { return !p.packed && rows_sharing_keys(p) == 1; }
 
 // With x given, rows of a key head make one pass together. Where every sequence has one row another kernel is a little
 // quicker (2 to 7 %, with short keys and D = 64 18 %: docs/benchmarks/h200-decode.md). Ragged queries always go in
