@@ -26,6 +26,9 @@ def library_data():
     return module
 
 
+DATA = library_data()
+
+
 def half(x):
     return np.asarray(x, np.float16).astype(np.float64)
 
@@ -50,8 +53,7 @@ def add_step(sums, products):
 
 
 def row(kind, seed, keys, dim):
-    data = library_data()
-    q, k, v = (t[0, :, 0] for t in data.make("randn" if kind == "distinct40" else kind, seed, 1, 1, keys, 1, 1, dim, dim))
+    q, k, v = (t[0, :, 0] for t in DATA.make("randn" if kind == "distinct40" else kind, seed, 1, 1, keys, 1, 1, dim, dim))
     if kind == "distinct40":
         k = k[np.random.default_rng(seed).integers(min(40, keys), size=keys)]
     return bfloat(q[0]), bfloat(k), bfloat(v)
