@@ -6,6 +6,7 @@
 namespace lla::cuda::sm90::decode {
 
 inline constexpr int kWeighers = 4;        // warps, of sixteen keys each
+inline constexpr int kMultipliers = 4;     // warpgroups
 inline constexpr int kRangeSlack = 16;     // bits in units of sqrt(w) that a logit may exceed the maximum by
 inline constexpr int kNegligible = 20;     // what the sums may be behind a maximum before they follow
 inline constexpr float kSpreadKeys = 8;    // of the first, that have the weight at least where two parts suffice
@@ -24,7 +25,7 @@ struct MomentsConfig {
   static constexpr int kDisplaced = kWarpKeys / kRows;  // keys of a row that a warp has displaced, at most
   static constexpr int kBoxBytes = kMomentsKeys * 128;
   static constexpr int kStageBytes = kMomentsKeys * kDim * 2;
-  static constexpr int kThreads = 256 + 32 * kWeighers;
+  static constexpr int kThreads = 128 * kMultipliers + 32 * kWeighers;
 };
 
 enum MomentsFlags : int32_t { kFresh = 1, kEnd = 2, kStop = 4 };  // of a tile
@@ -37,6 +38,7 @@ struct MomentsShared {
   };
   alignas(1024) unsigned char stage[C::kStages][C::kStageBytes];
   alignas(1024) unsigned char extra[C::kStageBytes];  // first keys of the row, then those that were the heaviest
+  alignas(1024) uint32_t ones[kWarpKeys * 32];  // two a word: a right operand of sixteen keys, whose columns are sums
   alignas(16) float weights[C::kStages + 1][C::kRows][kMomentsKeys];  // the last: of `extra`
   alignas(16) unsigned char apart[kWeighers][C::kRows][C::kDim * 2];  // the heaviest key of each warp
   Head head[C::kStages + 1];
