@@ -41,22 +41,20 @@ class Runs:
         return min(values) if self.lower else max(values)
 
     def rate(self, setting, model):
-        """The learning rate with the best validation score on the first seed; None where every run failed."""
+        """The learning rate with the best validation score on the first seed, of equal ones that with most seeds; None where every run failed."""
         records = [r for r in self.of(setting, model) if r["validation_best"] is not None]
         if not records:
             return None
         first = min(r["seed"] for r in records)
-        records = [r for r in records if r["seed"] == first]
-        return self.best_pick(records)["learning_rate"]
+        firsts = [r for r in records if r["seed"] == first]
+        best = self.best_of(r["validation_best"] for r in firsts)
+        equal = [r["learning_rate"] for r in firsts if r["validation_best"] == best]
+        return max(equal, key=lambda rate: sum(r["learning_rate"] == rate for r in records))
 
     def first_seed(self, setting, model):
         records = self.of(setting, model)
         first = min((r["seed"] for r in records), default=None)
         return [r for r in records if r["seed"] == first]
-
-    def best_pick(self, records):
-        pick = min if self.lower else max
-        return pick(records, key=lambda r: r["validation_best"])
 
     def score(self, setting, model):
         rate = self.rate(setting, model)
@@ -78,6 +76,11 @@ class Runs:
         ranked = [r for r in ranked if len(r) > 1 and any(m == model for m, _ in r)]
         return sum(r[0][0] == model for r in ranked), len(ranked)
 
+    def not_run(self, words):
+        """Models missing in some settings, as a sentence; `words` names a setting."""
+        missing = [f"{LABELS[m]} at {words.format(*s)}" for s in self.settings for m in self.models if not self.of(s, m)]
+        return ["Not run: " + ", ".join(missing) + "."] if missing else []
+
     def score_table(self, names, caption, show=number):
         rows = []
         for setting in self.settings:
@@ -96,7 +99,7 @@ class Runs:
         rates = sorted({r["learning_rate"] for r in self.records})
         rows = []
         for setting in self.settings:
-            for m in self.models:
+            for m in (m for m in self.models if self.of(setting, m)):
                 cells = []
                 for rate in rates:
                     records = self.of(setting, m, learning_rate=rate)

@@ -1,4 +1,5 @@
 """The paper's trained experiments: in-context regression, associative recall, state tracking."""
+import itertools
 import statistics
 
 import matplotlib.ticker
@@ -101,6 +102,22 @@ def comparable(runs, settings):
         models.remove(min(models, key=count.get))
 
 
+def mean_curve(runs, settings, model, field):
+    """Best score so far by epoch at the model's best learning rate: of each setting the mean over its seeds, of these the mean, so that a setting with more seeds counts no more."""
+    lines = []
+    for s in settings:
+        seeds = []
+        for r in runs.of(s, model, learning_rate=runs.rate(s, model)):
+            line = list(itertools.accumulate(r[field], lambda a, b: runs.best_of((a, b))))
+            seeds += [line] if line else []
+        lines += [seeds] if seeds else []
+    longest = max((len(line) for seeds in lines for line in seeds), default=0)
+
+    def at(line, epoch):
+        return line[min(epoch, len(line) - 1)]  # a run that left early stays where it was
+    return [statistics.fmean(statistics.fmean(at(line, epoch) for line in seeds) for seeds in lines) for epoch in range(longest)]
+
+
 def curves(runs, view, field, xlabel, ylabel, log, title):
     """Best score so far against the epoch at each model's best learning rate: a panel for each value of the outer axis, averaged over the inner one."""
     groups = sorted({s[0] for s in runs.settings})
@@ -111,23 +128,9 @@ def curves(runs, view, field, xlabel, ylabel, log, title):
     for axis, value in zip(flat, groups):
         settings, models = comparable(runs, [s for s in runs.settings if s[0] == value])
         for m in reversed(models):
-            lines = []
-            for s in settings:
-                if runs.rate(s, m) is None:
-                    continue
-                for r in runs.of(s, m, learning_rate=runs.rate(s, m)):
-                    best, line = None, []
-                    for v in r[field]:
-                        best = v if best is None or runs.better(v, best) else best
-                        line.append(best)
-                    lines.append(line)
-            lines = [line for line in lines if line]
-            if not lines:
-                continue
-            longest = max(map(len, lines))
-            lines = [line + [line[-1]] * (longest - len(line)) for line in lines]  # a run that left early stays where it was
-            axis.plot(range(1, longest + 1), [statistics.fmean(column) for column in zip(*lines)], color=view.theme.models[m], label=LABELS[m],
-                      marker=MARKERS[m], ms=3, markevery=max(1, longest // 8))
+            line = mean_curve(runs, settings, m, field)
+            if line:
+                axis.plot(range(1, len(line) + 1), line, color=view.theme.models[m], label=LABELS[m], marker=MARKERS[m], ms=3, markevery=max(1, len(line) // 8))
         axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=5, integer=True))
         axis.set_xlabel(xlabel)
         axis.set_title(title.format(value))
@@ -189,10 +192,7 @@ def smaller_segments(runs):
 def in_context(results):
     runs = Runs(results, ("length", "segment"), "test_error", True)
     sentences = common(runs, number)
-    missing = [f"{LABELS[m]} at L = {s[0]}, S = {s[1]}" for s in runs.settings for m in runs.models if not runs.of(s, m)]
-    if missing:
-        sentences.append("Not run: " + ", ".join(missing) + ".")
-    sentences += smaller_segments(runs)
+    sentences += runs.not_run("L = {}, S = {}") + smaller_segments(runs)
     sentences += [*rows_sentences(runs), runs.shortened(100)]
     intro = (f"L shuffled pairs (x; y) of piecewise linear data, d = {results.settings['options']['dim']}, then {results.settings['options']['queries']} queries; mean squared error "
              f"on the queries, noiseless in the test. {setup(results)}")
@@ -253,8 +253,13 @@ def solved(runs):
         texts.append(f"{LABELS[m]} in {len(steps)} of {len(tried)}{span}")
     ours = [(s, fewest(s, "lla")) for s in runs.settings if runs.of(s, "lla")]
     done = [(s, x) for s, x in ours if x is not None]
-    sooner = sum(all(fewest(s, m) is None or fewest(s, m) > x for m in runs.models if m != "lla") for s, x in done)
-    return [f"LLA reaches {percent(enough)} validation accuracy in {len(done)} of {len(ours)} settings, in {sooner} of them in fewer steps than every other model that was run.",
+    def quickest(setting):
+        return min((x for x in (fewest(setting, m) for m in runs.models if m != "lla") if x is not None), default=None)
+
+    sooner = sum(quickest(s) is None or quickest(s) > x for s, x in done)
+    level = sum(quickest(s) == x for s, x in done)
+    return [f"LLA reaches {percent(enough)} validation accuracy in {len(done)} of {len(ours)} settings, in {sooner} of them in fewer steps than every other model that was run"
+            + (f" and in {level} in as many as the quickest of them" if level else "") + ".",
             f"Reached {percent(enough)} at some learning rate, first seed: " + ", ".join(texts) + f". A run ends there: differences between accuracies above {percent(enough)} were not measured."]
 
 
@@ -301,9 +306,7 @@ def recall(results):
         return plateau(results)
     runs = Runs(results, ("length", "pairs"), "test_accuracy", False)
     sentences = solved(runs) if "lla" in runs.models else []
-    missing = [f"{LABELS[m]} at L = {s[0]}, {s[1]} pairs" for s in runs.settings for m in runs.models if not runs.of(s, m)]
-    if missing:
-        sentences.append("Not run: " + ", ".join(missing) + ".")
+    sentences += runs.not_run("L = {}, {} pairs")
     lasts = []
     for m in ("gated_deltanet", "lla", "softmax"):
         spans = []
@@ -355,7 +358,7 @@ def state_tracking(results):
         if a and b:
             sentences.append(f"N = {s[0]}: LLA {percent(a.mean)}, softmax {percent(b.mean)}; a difference of {100 * (a.mean - b.mean):+.1f} points.")
     sentences += common(runs, percent) or ["; ".join(f"N = {s[0]}: {LABELS[m]} {percent(x.mean)}" for s in runs.settings for m, x in runs.winner(s)) + ". One model only."]
-    sentences += longer(runs) + [*rows_sentences(runs), runs.shortened(64)]
+    sentences += runs.not_run("N = {}") + longer(runs) + [*rows_sentences(runs), runs.shortened(64)]
     intro = (f"N items at positions, N/6 to N/3 swaps, then {results.settings['options']['queries']} positions whose item is asked for. {setup(results)}")
     return Section(results.anchor("state-tracking"), results.titled("State tracking"), intro, f"<strong>{results.titled('State tracking')}:</strong> {sentences[0]}",
                    [Figure(results.anchor("state_tracking"), save(lambda v: panels(runs, v, "positions N", "test accuracy", "{}", False), results.directory, results.anchor("state_tracking")),

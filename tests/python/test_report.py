@@ -84,6 +84,29 @@ def test_a_model_run_once_does_not_narrow_the_means_of_all(tmp_path):
     assert trained.comparable(runs, [(64, 4)]) == ([(64, 4)], ["lla", "parallax"])
 
 
+def test_of_rates_equal_on_validation_the_one_with_seeds_counts(tmp_path):
+    here = {"length": 64, "pairs": 8}
+    records = [accuracy("lla", 1e-4, 1, 1.0, 900, **here), accuracy("lla", 1e-3, 1, 1.0, 300, **here), accuracy("lla", 1e-3, 2, 0.5, 900, **here),
+               accuracy("softmax", 1e-4, 1, 1.0, 900, **here), accuracy("softmax", 1e-3, 1, 0.99, 300, **here), accuracy("softmax", 1e-3, 2, 1.0, 300, **here),
+               accuracy("gla", 1e-3, 1, 1.0, 300, **{**here, "pairs": 4})]
+    runs = Runs(trained_results(tmp_path / "recall", records), ("length", "pairs"), "test_accuracy", False)
+    assert runs.rate((64, 8), "lla") == 1e-3 and runs.score((64, 8), "lla").mean == 0.75
+    assert runs.rate((64, 8), "softmax") == 1e-4  # seeds outweigh no validation score
+    assert runs.rate((64, 4), "lla") is None
+    assert runs.not_run("L = {}, {} pairs") == ["Not run: LLA at L = 64, 4 pairs, softmax at L = 64, 4 pairs, GLA at L = 64, 8 pairs."]
+    assert runs.rate_table(("L", "pairs"), "").count("GLA") == 1  # no row where it was not run
+    assert "in 0 of them in fewer steps than every other model that was run and in 1 in as many as the quickest of them." in trained.solved(runs)[0]
+
+
+def test_a_setting_with_more_seeds_counts_no_more_in_a_mean_curve(tmp_path):
+    records = [accuracy("lla", 1e-3, seed, 1.0, 300, length=64, pairs=4) for seed in (1, 2, 3)] + [accuracy("lla", 1e-3, 1, 0.2, 300, length=64, pairs=8)]
+    for r, test in zip(records, ([0.4, 1.0], [0.1, 0.7, 0.6], [1.0], [0.2, 0.1])):
+        r["test"] = test
+    runs = Runs(trained_results(tmp_path / "recall", records), ("length", "pairs"), "test_accuracy", False)
+    assert trained.mean_curve(runs, runs.settings, "lla", "test") == pytest.approx([(0.5 + 0.2) / 2, (0.9 + 0.2) / 2, (0.9 + 0.2) / 2])
+    assert trained.mean_curve(runs, runs.settings, "gla", "test") == []
+
+
 def test_state_tracking_beside_its_whole_number_of_epochs(tmp_path):
     trained_results(tmp_path / "state-tracking", [accuracy("softmax", 1e-3, 1, 0.66, 640, items=16)], epochs=64)
     short = [accuracy("lla", 1e-3, 1, 0.69, 160, items=16), accuracy("softmax", 1e-3, 1, 0.57, 160, items=16)]
