@@ -24,7 +24,7 @@ struct Cache {
 
 struct Params : Shape {
   // The cache for the copy engine: (channel, head, slot, page) in boxes of 64 channels and `box` slots.
-  alignas(64) CUtensorMap key_map, value_map;
+  CUtensorMap key_map, value_map;
   Cache cache;
   core::Operand q, o, ridge, x;
   core::RowOutputs info;
