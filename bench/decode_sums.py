@@ -9,24 +9,14 @@ fraction bits, their sum to fp32 (which is what was found on an H200); after --s
 begins anew, 0 never. Prints the worst error of a few rows against fp64, a column for each --sums. Kinds are those of the
 library's data and `distinct40`, forty different keys."""
 import argparse
-import importlib.util
 import pathlib
+import runpy
 
 import numpy as np
 
 STEP, FIRST, ALIGNED_BITS = 16, 128, 25
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-
-
-def library_data():
-    """Without the package, which wants its library."""
-    spec = importlib.util.spec_from_file_location("_data", ROOT / "python" / "lla" / "_data.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-DATA = library_data()
+make_data = runpy.run_path(str(ROOT / "python" / "lla" / "_data.py"))["make"]  # without the package, which wants its library
 
 
 def half(x):
@@ -53,7 +43,7 @@ def add_step(sums, products):
 
 
 def row(kind, seed, keys, dim):
-    q, k, v = (t[0, :, 0] for t in DATA.make("randn" if kind == "distinct40" else kind, seed, 1, 1, keys, 1, 1, dim, dim))
+    q, k, v = (t[0, :, 0] for t in make_data("randn" if kind == "distinct40" else kind, seed, 1, 1, keys, 1, 1, dim, dim))
     if kind == "distinct40":
         k = k[np.random.default_rng(seed).integers(min(40, keys), size=keys)]
     return bfloat(q[0]), bfloat(k), bfloat(v)

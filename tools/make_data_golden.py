@@ -5,23 +5,17 @@
 
 A line: kind, tensor, batch, position, head, channel, value. Sizes are in the first line.
 """
-import importlib.util
 import pathlib
+import runpy
+import types
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SEED = 2026
 SIZES = dict(batch=2, length_q=150, length_k=300, heads_q=4, heads_kv=2, dim=5, value_dim=3)
 
 
-def load_twin():
-    spec = importlib.util.spec_from_file_location("_data", ROOT / "python" / "lla" / "_data.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def main():
-    data = load_twin()
+    data = types.SimpleNamespace(**runpy.run_path(str(ROOT / "python" / "lla" / "_data.py")))
     lines = [f"seed {SEED} " + " ".join(f"{k} {v}" for k, v in SIZES.items())]
     for kind in data.KINDS + data.PEAKED_KINDS + data.DEGENERATE_KINDS:
         for name, tensor in zip("qkv", data.make(kind, SEED, **SIZES)):

@@ -1,22 +1,14 @@
 """The Python data generator gives the golden values its C++ twin gives. Needs numpy only."""
 
-import importlib.util
 import pathlib
+import runpy
+import types
 
 import numpy as np
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-
-
-def load_twin():
-    spec = importlib.util.spec_from_file_location("lla_data_twin", ROOT / "python" / "lla" / "_data.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-data = load_twin()
+data = types.SimpleNamespace(**runpy.run_path(str(ROOT / "python" / "lla" / "_data.py")))
 
 
 def golden():
