@@ -162,9 +162,6 @@ HWY_INLINE void sum_four(const Vec<double>* v, double* to) { sum_each(v, to); }
 HWY_INLINE void sum_four(const Vec<float>* v, float* to) { sum_each(v, to); }
 #else
 HWY_INLINE void sum_four(const Vec<float>* v, float* to) {
-#if HWY_TARGET == HWY_SCALAR
-  for (int i = 0; i < 4; ++i) to[i] = hn::GetLane(v[i]);
-#else
   const Tag<float> d;
   const hn::Repartition<double, Tag<float>> dd;
   const auto pairs = [&](Vec<float> a, Vec<float> b)
@@ -178,7 +175,6 @@ HWY_INLINE void sum_four(const Vec<float>* v, float* to) {
   auto sum = hn::LoadU(d4, parts);
   for (int64_t at = 4; at < kLanes<float>; at += 4) sum = hn::Add(sum, hn::LoadU(d4, parts + at));
   hn::StoreU(sum, d4, to);
-#endif
 }
 #endif
 
