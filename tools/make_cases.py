@@ -6,9 +6,10 @@
 repeated_tokens: the head whose backward pass was NaN, whole (96 rows; a row sees five equal tokens). layer*_head*: heads of the
 trained model, their first ROWS rows. Names in the file: CASE/ARRAY with q, k, v, grad_o in bf16 and ridge (by token) in f32.
 """
-import importlib.util
 import pathlib
+import runpy
 import sys
+import types
 
 import numpy as np
 
@@ -17,15 +18,8 @@ ROWS = 384
 HEADS = ["layer0_head0", "layer2_head0", "layer4_head3", "layer5_head3"]
 
 
-def load_writer():
-    spec = importlib.util.spec_from_file_location("_case", ROOT / "python" / "lla" / "_case.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def main():
-    writer = load_writer()
+    writer = types.SimpleNamespace(**runpy.run_path(str(ROOT / "python" / "lla" / "_case.py")))
     repeated, layers = (np.load(path) for path in sys.argv[1:3])
     heads = {"repeated_tokens": {name: repeated[name] for name in ("q", "k", "v", "grad_o", "ridge")}}
     for head in HEADS:

@@ -1,5 +1,6 @@
 """The paper's trained experiments: in-context regression, associative recall, state tracking."""
 import itertools
+import math
 import statistics
 
 import matplotlib.ticker
@@ -104,13 +105,9 @@ def comparable(runs, settings):
 
 def mean_curve(runs, settings, model, field):
     """Best score so far by epoch at the model's best learning rate: of each setting the mean over its seeds, of these the mean, so that a setting with more seeds counts no more."""
-    lines = []
-    for s in settings:
-        seeds = []
-        for r in runs.of(s, model, learning_rate=runs.rate(s, model)):
-            line = list(itertools.accumulate(r[field], lambda a, b: runs.best_of((a, b))))
-            seeds += [line] if line else []
-        lines += [seeds] if seeds else []
+    lines = [[list(itertools.accumulate(r[field], lambda a, b: runs.best_of((a, b)))) for r in runs.of(s, model, learning_rate=runs.rate(s, model)) if r[field]]
+             for s in settings]
+    lines = [seeds for seeds in lines if seeds]
     longest = max((len(line) for seeds in lines for line in seeds), default=0)
 
     def at(line, epoch):
@@ -253,11 +250,10 @@ def solved(runs):
         texts.append(f"{LABELS[m]} in {len(steps)} of {len(tried)}{span}")
     ours = [(s, fewest(s, "lla")) for s in runs.settings if runs.of(s, "lla")]
     done = [(s, x) for s, x in ours if x is not None]
-    def quickest(setting):
-        return min((x for x in (fewest(setting, m) for m in runs.models if m != "lla") if x is not None), default=None)
-
-    sooner = sum(quickest(s) is None or quickest(s) > x for s, x in done)
-    level = sum(quickest(s) == x for s, x in done)
+    others = [[fewest(s, m) for m in runs.models if m != "lla"] for s, _ in done]
+    quickest = [min((x for x in steps if x is not None), default=math.inf) for steps in others]
+    sooner = sum(x < its for (_, x), its in zip(done, quickest))
+    level = sum(x == its for (_, x), its in zip(done, quickest))
     return [f"LLA reaches {percent(enough)} validation accuracy in {len(done)} of {len(ours)} settings, in {sooner} of them in fewer steps than every other model that was run"
             + (f" and in {level} in as many as the quickest of them" if level else "") + ".",
             f"Reached {percent(enough)} at some learning rate, first seed: " + ", ".join(texts) + f". A run ends there: differences between accuracies above {percent(enough)} were not measured."]

@@ -1,14 +1,13 @@
 """bench/decode_sums.py, the emulation of decode's sums: near fp64 where sums are short, and worse the longer they are."""
-import importlib.util
 import pathlib
+import runpy
+import types
 
 import numpy as np
 import pytest
 
 SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "bench" / "decode_sums.py"
-spec = importlib.util.spec_from_file_location("decode_sums", SCRIPT)
-sums = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sums)
+sums = types.SimpleNamespace(**runpy.run_path(str(SCRIPT)))
 
 
 def test_a_step_cuts_toward_zero():

@@ -4,11 +4,11 @@
 // Keys lie in shared memory as they came and are the right operand of the products for all rows. The left one,
 // w (k - c), is made in registers by those who multiply it, in parts of bf16, so that the sums are those of the exact
 // keys to 2^-17 or better: the second pass may take exact keys. Four warpgroups share the tensor cores: some multiply
-// while others make their operand. Nobody else's products should be theirs: a small one waits for a large one's end, and
-// so the sums of the left operand are eight more columns of a large one. Four warps fetch the keys and make the weights, from
-// logits on the tensor cores (moments_weigh.cuh). c is the row's weighted mean of the first keys that all rows see, or 0.
-// w is relative to an integer maximum of each row that follows only where a weight would become large: bf16 has fp32's
-// range.
+// while others make their operand. The sums of the left operand are eight more columns of these products: a small product
+// of a warp would wait for the end of another warpgroup's large one. Four warps fetch the keys and make the weights,
+// from logits on the tensor cores (moments_weigh.cuh). c is the row's weighted mean of the first keys that all rows see,
+// or 0. w is relative to an integer maximum of each row that follows only where a weight would become large: bf16 has
+// fp32's range.
 #pragma once
 
 #include "cuda/sm90/decode/moments_weigh.cuh"
@@ -169,8 +169,8 @@ struct MomentsTask {
     if constexpr (kWide) detail::issue_rs<Of64<kSign>>(sums, part, first, std::make_index_sequence<32>{}, scale);
     detail::issue_rs<Of64AndSums<kSign>>(last_sums, part, last, std::make_index_sequence<36>{}, scale);
   }
-  // Adds a tile to the sums, or begins them with it. ptxas lets no product overlap anything in some other forms of this
-  // loop, also unrolled here: it says so (C7512, C7515) with -Xptxas -v.
+  // Adds a tile to the sums, or begins them with it. In some other forms of this loop, also unrolled here, ptxas lets no
+  // product overlap anything: it remarks on it (C7512, C7515), and `make test` fails.
   template <Way kWay>
   __device__ __forceinline__ void add(const unsigned char* stage, const float* weights, const void* ones, float factor,
                                       bool fresh) {
