@@ -56,10 +56,12 @@ class Inputs:
         return microseconds(lambda i: lla.lla_attention_with_kvcache(
             *self.arguments(i), 0.1, cache_seqlens=self.lengths, page_table=self.table, max_seqlen_k=self.shape[1]))
 
+    def output_given_x(self, i):
+        return lla.parallax_attention_with_kvcache(*self.arguments(i), self.x[i % self.count], cache_seqlens=self.lengths,
+                                                   page_table=self.table, max_seqlen_k=self.shape[1])
+
     def given_x(self):
-        return microseconds(lambda i: lla.parallax_attention_with_kvcache(
-            *self.arguments(i), self.x[i % self.count], cache_seqlens=self.lengths, page_table=self.table,
-            max_seqlen_k=self.shape[1]))
+        return microseconds(self.output_given_x)
 
     def softmax(self):
         with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):

@@ -355,7 +355,8 @@ TEST(DecodeSchedule, AnInvalidSequenceLeavesTheOthersTheirParts) {
 
 TEST(DecodeSchedule, TheWorkspaceDoesNotGrowWithTheCache) {
   EXPECT_EQ(Layout(256, 128, Form::solved, 132, false).rows_at_once, 256);
-  EXPECT_EQ(Layout(2048, 64, Form::solved, 132, false, 0, true).rows_at_once, 1056) << "two launches for six";
+  EXPECT_EQ(Layout(2048, 64, Form::solved, 132, false, 0, true).rows_at_once, 1188) << "two launches for six";
+  EXPECT_EQ(Layout(2048, 128, Form::solved, 132, false, 0, true).rows_at_once, 264) << "no wave of solves half full";
   EXPECT_LE(Layout(256, 64, Form::given_x, 132, false).size, 1 << 20);
   EXPECT_LE(Layout(256, 64, Form::bundles, 132, false).size, 3 << 20) << "up to 2,048 rows";
   for (const int dim : {64, 128}) {
@@ -376,10 +377,11 @@ TEST(DecodeSchedule, TheWorkspaceDoesNotGrowWithTheCache) {
             EXPECT_LE(launches(alone), launches(layout)) << rows << " rows, dim " << dim;
             EXPECT_LE(alone.size, (int64_t{64} << 20) + (int64_t{3} << 20)) << rows << " rows, dim " << dim;
             EXPECT_EQ(alone.blocks, layout.blocks);
-            EXPECT_TRUE(alone.rows_at_once == rows || alone.rows_at_once % 132 == 0) << alone.rows_at_once;
+            const int wave = form == Form::solved ? 132 * solves_at_once(dim) : wave_of(form, 132);
+            EXPECT_TRUE(alone.rows_at_once == rows || alone.rows_at_once % wave == 0) << alone.rows_at_once;
             if (launches(alone) > 1) {  // the last has about as many as the others
               EXPECT_GE(rows % alone.rows_at_once == 0 ? alone.rows_at_once : rows % alone.rows_at_once,
-                        alone.rows_at_once - launches(alone) * 132);
+                        alone.rows_at_once - launches(alone) * wave);
             }
           }
           const Layout cut(rows, dim, form, 132, sharing, 16);

@@ -24,9 +24,15 @@ __device__ __forceinline__ void wait_copied_ahead() { asm volatile("cp.async.wai
 enum NamedBarrier : int {
   kWarpgroupBarrier = 1,  // + consumer warpgroup: its 128 threads
   kConverterBarrier = 1,  // decode: the warps that convert keys and values
+  kPublishedBarrier = 1,  // decode's factorisation: a panel is there for the rows
+  kEliminatedBarrier = 2  // and back for the tiles
 };
 __device__ __forceinline__ void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+// Its other half, for those who need not wait.
+__device__ __forceinline__ void named_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 // A named barrier that also says whether any thread brought `mine`.
 __device__ __forceinline__ bool named_any(int id, int threads, bool mine) {

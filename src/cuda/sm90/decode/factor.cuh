@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/sm90/decode/eliminate.hpp"
+#include "cuda/sm90/decode/load.cuh"
 #include "cuda/sm90/ptx.cuh"
 
 namespace lla::cuda::sm90::decode {
@@ -12,19 +13,82 @@ __device__ __forceinline__ float inverse_approx(float x) {
   return inverse;
 }
 
+// How a warp multiplies (Tiles): m16n8k8 of TF32, three times.
+struct TensorProducts {
+  struct Left {
+    uint32_t leading[4], rest[4];
+  };
+  struct Right {
+    uint32_t at[4];  // two leading parts, two rests
+  };
+  template <int kDim>
+  __device__ __forceinline__ Left left(const Operand<kDim>& l, unsigned row, unsigned lane) const {
+    const uint32_t at = opaque(shared_address(l.leading + l.left_place(lane))) + bytes(row);
+    Left left;
+    load_matrices(left.leading, at);
+    load_matrices(left.rest, at + sizeof(l.leading));
+    return left;
+  }
+  template <int kDim>
+  __device__ __forceinline__ Right right(const Operand<kDim>& u, unsigned row, unsigned lane) const {
+    const float* const part = lane < 16 ? u.leading : u.rest;
+    Right right;
+    load_matrices(right.at, opaque(shared_address(part + u.right_place(lane))) + bytes(row));
+    return right;
+  }
+  __device__ __forceinline__ void take_off(float (&from)[4], float (&from_next)[4], const Left& l, const Left& l_next,
+                                           const Right& r, unsigned) const {
+    float product[4]{}, next[4]{};
+    multiply(product, l.rest, r.at[0], r.at[1]), multiply(next, l_next.rest, r.at[0], r.at[1]);
+    multiply(product, l.leading, r.at[2], r.at[3]), multiply(next, l_next.leading, r.at[2], r.at[3]);
+    multiply(product, l.leading, r.at[0], r.at[1]), multiply(next, l_next.leading, r.at[0], r.at[1]);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) from[e] -= product[e], from_next[e] -= next[e];
+  }
+
+ private:
+  __device__ __forceinline__ static unsigned bytes(unsigned rows) { return rows * kPanel * sizeof(float); }
+  __device__ __forceinline__ static void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  }
+};
+
+// Begins and ends with a barrier. Between them a panel passes to the threads of the rows when it is published, and back
+// when it is eliminated.
 template <int kDim>
 __device__ void factor(Matrix<kDim>& m) {
-  constexpr int kPanels = kDim / kPanel;
+  constexpr int kPanels = kDim / kPanel, kTileThreads = 32 * kTileWarps, kTilesFrom = kSolveThreads - kTileThreads;
+  constexpr int kAtPublished = kDim + 32, kAtEliminated = kDim + kTileThreads;  // threads that meet there
+  static_assert(kDim <= kTilesFrom);
+  const int thread = threadIdx.x;
   __syncthreads();
-  Remaining<kDim> rest(m, threadIdx.x);
-  rest.publish(m);
+  if (thread < kDim) {
+    RowElimination<kDim> row(m, thread);
 #pragma unroll 1
-  for (int panel = 0; panel < kPanels; ++panel) {
-    __syncthreads();
-    eliminate_panel(m, panel, threadIdx.x, inverse_approx);
-    if (panel + 1 == kPanels) break;
-    __syncthreads();
-    rest.update(m, panel);
+    for (int panel = 0; panel < kPanels; ++panel) {
+      row.publish(m, panel);
+      named_sync(kPublishedBarrier, kAtPublished);
+      row.eliminate(m, panel, inverse_approx);
+      if (panel + 1 < kPanels) named_arrive(kEliminatedBarrier, kAtEliminated);
+    }
+  } else if (thread >= kTilesFrom) {
+    Tiles<kDim> tiles(m, thread - kTilesFrom);
+    if (tiles.has(0)) {
+      tiles.publish(m);
+      named_arrive(kPublishedBarrier, kAtPublished);
+    }
+#pragma unroll 1
+    for (int panel = 0; panel + 1 < kPanels; ++panel) {
+      named_sync(kEliminatedBarrier, kAtEliminated);
+      if (tiles.has(panel + 1)) {
+        tiles.update_next(m, panel, TensorProducts{});
+        named_arrive(kPublishedBarrier, kAtPublished);
+      }
+      tiles.update_rest(m, panel, TensorProducts{});
+    }
   }
   __syncthreads();
 }
@@ -41,58 +105,46 @@ __device__ __forceinline__ float smallest_pivot(const Matrix<kDim>& m) {
   return smallest;
 }
 
-// x = L^-T (what the elimination has made of the right-hand side), by the first warp; the caller puts a barrier after
-// it. A loop, not all of it unrolled: instructions that run once cost what it takes to fetch them.
+// x = L^-T (what the elimination has made of the right-hand side), 32 elements by a warp, a lane for each, the last 32
+// first. Ends with a barrier.
 template <int kDim>
 __device__ void back_substitute(const Matrix<kDim>& m, float* x) {
-  if (threadIdx.x >= 32) return;
-  constexpr int kOwn = kDim / 32;  // elements of a thread
-  const int lane = threadIdx.x;
-  float own[kOwn];
+  constexpr int kBlocks = kDim / 32;
+  const int block = threadIdx.x / 32, lane = threadIdx.x % 32, element = threadIdx.x;
+  // Of this thread's column of L the 32 rows of a block; what is above the diagonal is another row's.
+  const auto load = [&](float(&l)[32], int of) {
 #pragma unroll
-  for (int i = 0; i < kOwn; ++i) own[i] = m.rhs[kOwn * lane + i];
-  float l[kPanel][kPanel], before[kPanel][kOwn];
-  const auto load_block = [&](int first) {
-#pragma unroll
-    for (int j = 1; j < kPanel; ++j) load_eight(l[j], &m.at(first + j, first));
-  };
-  const auto load_before = [&](int first) {
-#pragma unroll
-    for (int j = 0; j < kPanel; ++j) {
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) before[j][i] = 0;
-      if (kOwn * lane >= first) continue;
-      if constexpr (kOwn == 4) {
-        const Four four = load_four(&m.at(first + j, kOwn * lane));
-#pragma unroll
-        for (int i = 0; i < kOwn; ++i) before[j][i] = four.at[i];
-      } else {
-        const float2 two = *reinterpret_cast<const float2*>(&m.at(first + j, kOwn * lane));
-        before[j][0] = two.x, before[j][1] = two.y;
-      }
+    for (int j = 0; j < 32; ++j) {
+      const unsigned panel = 4 * of + j / kPanel;
+      l[j] = (&m.at(kPanel * panel, element))[j % kPanel * m.row_floats(panel)];
     }
   };
-  load_block(kDim - kPanel);
-  load_before(kDim - kPanel);
+  float own = 0, within[32];
+  if (block < kBlocks) {
+    own = m.rhs[element];
+    load(within, block);
+#pragma unroll
+    for (int j = 0; j < 32; ++j) within[j] = lane < j ? within[j] : 0;
+  }
 #pragma unroll 1
-  for (int first = kDim - kPanel; first >= 0; first -= kPanel) {
-    const int next = first > 0 ? first - kPanel : 0;
-    float solved[kPanel];
+  for (int solved = kBlocks - 1;; --solved) {
+    if (block == solved) {
 #pragma unroll
-    for (int j = 0; j < kPanel; ++j) solved[j] = __shfl_sync(0xffffffffu, own[j % kOwn], (first + j) / kOwn);
-#pragma unroll
-    for (int j = kPanel - 1; j > 0; --j) {
-#pragma unroll
-      for (int k = 0; k < j; ++k) solved[k] = fmaf(-l[j][k], solved[j], solved[k]);
+      for (int j = 31; j > 0; --j) own = fmaf(-within[j], __shfl_sync(0xffffffffu, own, j), own);
+      x[element] = own;
     }
-    load_block(next);
+    __syncthreads();
+    if (solved == 0) break;
+    if (block >= solved) continue;
+    float beside[32], more = 0;
+    load(beside, solved);
 #pragma unroll
-    for (int j = kPanel - 1; j >= 0; --j) {
-#pragma unroll
-      for (int i = 0; i < kOwn; ++i) own[i] = fmaf(-before[j][i], solved[j], own[i]);
+    for (int j = 0; j < 32; j += 4) {
+      const Four four = load_floats<Four>(x + 32 * solved + j);
+      own = fmaf(-beside[j], four.at[0], fmaf(-beside[j + 1], four.at[1], own));
+      more = fmaf(beside[j + 2], four.at[2], fmaf(beside[j + 3], four.at[3], more));
     }
-    load_before(next);
-    if (lane == 0) store_eight(x + first, solved);
+    own -= more;
   }
 }
 

@@ -6,9 +6,7 @@
 namespace lla::cuda::sm90::decode {
 
 template <int kDim, bool kBf16, int kCluster>
-__global__ void __launch_bounds__(kSolveThreads, kCluster > 1  ? 1
-                                                 : kDim == 128 ? 2
-                                                               : 3)
+__global__ void __launch_bounds__(kSolveThreads, kCluster > 1 ? 1 : solves_at_once(kDim))
     moments_solve_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   SolveShared<kDim>& s = *reinterpret_cast<SolveShared<kDim>*>(memory);
@@ -47,7 +45,6 @@ __global__ void __launch_bounds__(kSolveThreads, kCluster > 1  ? 1
   solve.prepare();
   factor(s.matrix);
   back_substitute(s.matrix, s.x);
-  __syncthreads();
   const bool finite = threadIdx.x >= kDim || fabsf(s.x[threadIdx.x]) <= 3e38f;
   const bool nan = __syncthreads_or(!finite) || s.bad;
   if (threadIdx.x < kDim) to[threadIdx.x] = nan ? NAN : s.x[threadIdx.x];

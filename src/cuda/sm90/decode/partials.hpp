@@ -100,6 +100,9 @@ constexpr int wave_of(Form form, int multiprocessors) {
   return form == Form::bundles ? kBundleResident * multiprocessors : multiprocessors;
 }
 
+// Rows that a multiprocessor solves at a time.
+constexpr int solves_at_once(int dim) { return dim == 128 ? 2 : 3; }
+
 struct Layout {
   int32_t rows_at_once = 0;
   int32_t blocks = 0;                            // of a launch
@@ -114,7 +117,7 @@ struct Layout {
     const int64_t most =
         pieces > 0 ? most_cut(2 * kMostBytes / (partial * pieces), pieces, multiprocessors)
         : alone
-            ? equal_shares(rows, fit - wave, multiprocessors)
+            ? equal_shares(rows, fit - wave, form == Form::solved ? solves_at_once(dim) * multiprocessors : wave)
             : whole_waves(leaves_matrices(form) ? std::min<int64_t>(fit / 2, kMostBlocks) : fit / 2, multiprocessors);
     rows_at_once = static_cast<int32_t>(std::max<int64_t>(1, std::min(rows, most)));
     blocks = sharing ? (rows_at_once + wave - 1) / wave * wave : wave;
@@ -127,13 +130,12 @@ struct Layout {
  private:
   static constexpr int64_t kMostBytes = int64_t{64} << 20;
 
-  static int64_t whole_waves(int64_t room, int multiprocessors) {
-    return std::max<int64_t>(1, room / multiprocessors) * multiprocessors;
-  }
-  // A launch waits for the solves of the one before: as few as there is room for, and none with a few rows only.
-  static int64_t equal_shares(int64_t rows, int64_t room, int multiprocessors) {
-    const int64_t most = whole_waves(room, multiprocessors), launches = (rows + most - 1) / most;
-    return launches <= 1 ? most : whole_waves((rows + launches - 1) / launches + multiprocessors - 1, multiprocessors);
+  static int64_t whole_waves(int64_t room, int wave) { return std::max<int64_t>(1, room / wave) * wave; }
+  // A launch waits for the solves of the one before: whole waves of those, as few launches as there is room for, and none
+  // with a few rows only.
+  static int64_t equal_shares(int64_t rows, int64_t room, int wave) {
+    const int64_t most = whole_waves(room, wave), launches = (rows + most - 1) / most;
+    return launches <= 1 ? most : whole_waves((rows + launches - 1) / launches + wave - 1, wave);
   }
 
   // Rows of that many pieces: at most `room`, and such that every multiprocessor has equally many pieces.

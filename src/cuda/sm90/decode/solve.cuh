@@ -156,9 +156,8 @@ struct RowSolve : RowParts<kDim, kCluster, kBundle> {
 };
 
 template <int kDim, bool kBf16, int kCluster>
-__global__ void __launch_bounds__(kSolveThreads, kCluster > 1  ? 1
-                                                 : kDim == 128 ? 2
-                                                               : 3) solve_kernel(const __grid_constant__ Params p) {
+__global__ void __launch_bounds__(kSolveThreads, kCluster > 1 ? 1 : solves_at_once(kDim))
+    solve_kernel(const __grid_constant__ Params p) {
   extern __shared__ __align__(1024) unsigned char memory[];
   SolveShared<kDim>& s = *reinterpret_cast<SolveShared<kDim>*>(memory);
   namespace cg = cooperative_groups;
@@ -209,7 +208,6 @@ __global__ void __launch_bounds__(kSolveThreads, kCluster > 1  ? 1
     factor(s.matrix);
     if (kCluster == 1) solve.load_values(held[0], 0, 0);  // on their way meanwhile
     back_substitute(s.matrix, s.x);
-    __syncthreads();
   }
   if constexpr (kCluster > 1) {
     cluster.sync();
