@@ -72,13 +72,13 @@ def panels(runs, view, xlabel, ylabel, title, log):
     for axis, value in zip(flat, outer):
         settings = [s for s in runs.settings if value is None or s[0] == value]
         for m in reversed(runs.models):  # LLA on top
-            points = [(s[-1], runs.score(s, m)) for s in settings]
-            points = [(x, y) for x, y in points if y]
-            if not points:
+            scores = [runs.score(s, m) for s in settings]
+            if not any(scores):
                 continue
-            x = [p[0] for p in points]
-            axis.plot(x, [p[1].mean for p in points], "-", marker=MARKERS[m], ms=4 if m == "lla" else 6, color=view.theme.models[m], label=LABELS[m])
-            axis.fill_between(x, [p[1].low for p in points], [p[1].high for p in points], color=view.theme.models[m], alpha=0.15, lw=0)
+            x = [s[-1] for s in settings]
+            mean, low, high = ([getattr(y, field) if y else math.nan for y in scores] for field in ("mean", "low", "high"))  # no line across what was not run
+            axis.plot(x, mean, "-", marker=MARKERS[m], ms=4 if m == "lla" else 6, color=view.theme.models[m], label=LABELS[m])
+            axis.fill_between(x, low, high, color=view.theme.models[m], alpha=0.15, lw=0)
         axis.set_xscale("log", base=2)
         if not log:
             axis.set_ylim(-0.03, 1.03)
@@ -92,10 +92,10 @@ def panels(runs, view, xlabel, ylabel, title, log):
 
 
 def comparable(runs, settings):
-    """Settings and models whose means can be compared: every model in every setting. A model run in less than half of what another was would leave too few settings: it is
+    """Settings and models whose means can be compared: every model in every setting. A model run in half of what another was, or less, would leave too few settings: it is
     left out, and so is, of models that have none in common, the least run."""
     count = {m: sum(bool(runs.of(s, m)) for s in settings) for m in runs.models}
-    models = [m for m in runs.models if count[m] and 2 * count[m] >= max(count.values())]
+    models = [m for m in runs.models if 2 * count[m] > max(count.values())]
     while True:
         shared = [s for s in settings if all(runs.of(s, m) for m in models)]
         if shared:
@@ -180,8 +180,9 @@ def smaller_segments(runs):
             continue
         text = f"L = {length}, error of the best of the others as a multiple of LLA's: " + ", ".join(f"S = {segment} {number(ratio)} ({name})" for segment, ratio, name in ratios)
         if len(ratios) > 1:
-            text += ("; largest for the smallest S, as the paper says" if max(ratios, key=lambda r: r[1]) == ratios[0]
-                     else '; not largest for the smallest S: the paper\'s "particularly with smaller segment sizes" does not hold here')
+            of = f"; of the {len(ratios)} sizes run" if len(ratios) < 4 else ";"  # the paper has four
+            text += (f"{of} largest for the smallest S, as the paper says" if max(ratios, key=lambda r: r[1]) == ratios[0]
+                     else f'{of} not largest for the smallest S: the paper\'s "particularly with smaller segment sizes" does not hold here')
         sentences.append(text + ".")
     return sentences
 
@@ -250,12 +251,15 @@ def solved(runs):
         texts.append(f"{LABELS[m]} in {len(steps)} of {len(tried)}{span}")
     ours = [(s, fewest(s, "lla")) for s in runs.settings if runs.of(s, "lla")]
     done = [(s, x) for s, x in ours if x is not None]
-    others = [[fewest(s, m) for m in runs.models if m != "lla"] for s, _ in done]
+    rivals = [m for m in runs.models if m != "lla"]
+    others = [[fewest(s, m) for m in rivals] for s, _ in done]
     quickest = [min((x for x in steps if x is not None), default=math.inf) for steps in others]
+    ahead = [sum(steps[i] is not None and steps[i] < x for (_, x), steps in zip(done, others)) for i in range(len(rivals))]
     sooner = sum(x < its for (_, x), its in zip(done, quickest))
     level = sum(x == its for (_, x), its in zip(done, quickest))
     return [f"LLA reaches {percent(enough)} validation accuracy in {len(done)} of {len(ours)} settings, in {sooner} of them in fewer steps than every other model that was run"
-            + (f" and in {level} in as many as the quickest of them" if level else "") + ".",
+            + (f" and in {level} in as many as the quickest of them" if level else "")
+            + (" (in fewer: " + ", ".join(f"{LABELS[m]} in {n}" for m, n in zip(rivals, ahead) if n) + ")" if any(ahead) else "") + ".",
             f"Reached {percent(enough)} at some learning rate, first seed: " + ", ".join(texts) + f". A run ends there: differences between accuracies above {percent(enough)} were not measured."]
 
 
@@ -348,15 +352,15 @@ def longer(runs):
 
 def state_tracking(results):
     runs = Runs(results, ("items",), "test_accuracy", False)
-    sentences = []
+    beside = []
     for s in runs.settings:
         a, b = runs.score(s, "lla"), runs.score(s, "softmax")
         if a and b:
-            sentences.append(f"N = {s[0]}: LLA {percent(a.mean)}, softmax {percent(b.mean)}; a difference of {100 * (a.mean - b.mean):+.1f} points.")
-    sentences += common(runs, percent) or ["; ".join(f"N = {s[0]}: {LABELS[m]} {percent(x.mean)}" for s in runs.settings for m, x in runs.winner(s)) + ". One model only."]
+            beside.append(f"N = {s[0]}: LLA {percent(a.mean)}, softmax {percent(b.mean)}; a difference of {100 * (a.mean - b.mean):+.1f} points.")
+    sentences = beside + (common(runs, percent) or ["; ".join(f"N = {s[0]}: {LABELS[m]} {percent(x.mean)}" for s in runs.settings for m, x in runs.winner(s)) + ". One model only."])
     sentences += runs.not_run("N = {}") + longer(runs) + [*rows_sentences(runs), runs.shortened(64)]
     intro = (f"N items at positions, N/6 to N/3 swaps, then {results.settings['options']['queries']} positions whose item is asked for. {setup(results)}")
-    return Section(results.anchor("state-tracking"), results.titled("State tracking"), intro, f"<strong>{results.titled('State tracking')}:</strong> {sentences[0]}",
+    return Section(results.anchor("state-tracking"), results.titled("State tracking"), intro, f"<strong>{results.titled('State tracking')}:</strong> {' '.join(beside) or sentences[0]}",
                    [Figure(results.anchor("state_tracking"), save(lambda v: panels(runs, v, "positions N", "test accuracy", "{}", False), results.directory, results.anchor("state_tracking")),
                            "Test accuracy against the number of positions", "LLA achieves test accuracy on par with softmax attention across N.", bullets(sentences), results.command),
                     Figure(results.anchor("state_tracking_curves"), save(lambda v: curves(runs, v, "test", "epoch", "best accuracy so far", False, "N = {}"), results.directory,

@@ -1,5 +1,6 @@
 """python/lla_report: what it says of trained runs with several seeds, and of when a language model learns to copy."""
 import json
+import math
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ sys.path.insert(0, str(REPOSITORY / "python"))
 from lla_report import language, trained  # noqa: E402
 from lla_report.records import Results  # noqa: E402
 from lla_report.runs import Runs  # noqa: E402
+from lla_report.style import LABELS, LIGHT, View  # noqa: E402
 
 FILES = 20
 
@@ -82,6 +84,29 @@ def test_a_model_run_once_does_not_narrow_the_means_of_all(tmp_path):
     runs = Runs(trained_results(tmp_path / "recall", records), ("length", "pairs"), "test_accuracy", False)
     assert trained.comparable(runs, runs.settings) == ([(64, 8), (64, 16)], ["lla", "softmax"])
     assert trained.comparable(runs, [(64, 4)]) == ([(64, 4)], ["lla", "parallax"])
+    half = [*records, accuracy("lla", 1e-3, 1, 1.0, 300, length=64, pairs=32), accuracy("softmax", 1e-3, 1, 1.0, 300, length=64, pairs=32),
+            accuracy("parallax", 1e-3, 1, 1.0, 300, length=64, pairs=16)]
+    runs = Runs(trained_results(tmp_path / "half", half), ("length", "pairs"), "test_accuracy", False)
+    assert trained.comparable(runs, runs.settings) == ([(64, 8), (64, 16), (64, 32)], ["lla", "softmax"])  # Parallax: two of four
+
+
+def test_no_line_across_a_setting_that_was_not_run(tmp_path):
+    records = [accuracy("lla", 1e-3, 1, 0.9, 300, length=64, pairs=p) for p in (4, 8, 16)] + [accuracy("mesanet", 1e-3, 1, 0.5, 300, length=64, pairs=p) for p in (4, 16)]
+    runs = Runs(trained_results(tmp_path / "recall", records), ("length", "pairs"), "test_accuracy", False)
+    fig = trained.panels(runs, View(LIGHT, False), "pairs", "accuracy", "L = {}", False)
+    lines = {line.get_label(): list(line.get_ydata()) for line in fig.axes[0].get_lines()}
+    assert lines[LABELS["lla"]] == [0.9] * 3 and lines[LABELS["mesanet"]] == pytest.approx([0.5, math.nan, 0.5], nan_ok=True)
+
+
+def test_sizes_that_were_not_run_are_said(tmp_path):
+    def regression(model, segment, error):
+        return {**accuracy(model, 1e-3, 1, error, 300, length=512, segment=segment), "test_error": error, "test_error_chosen_on_test": error}
+    records = [regression(m, s, e) for s, ours, theirs in ((64, 0.01, 0.3), (512, 0.1, 0.2)) for m, e in (("lla", ours), ("softmax", theirs))]
+    runs = Runs(trained_results(tmp_path / "in-context", records), ("length", "segment"), "test_error", True)
+    assert trained.smaller_segments(runs)[0].endswith("; of the 2 sizes run largest for the smallest S, as the paper says.")
+    records += [regression(m, s, e) for s in (128, 256) for m, e in (("lla", 0.01), ("softmax", 0.5))]
+    runs = Runs(trained_results(tmp_path / "whole", records), ("length", "segment"), "test_error", True)
+    assert "; not largest for the smallest S" in trained.smaller_segments(runs)[0]
 
 
 def test_of_rates_equal_on_validation_the_one_with_seeds_counts(tmp_path):
@@ -96,6 +121,9 @@ def test_of_rates_equal_on_validation_the_one_with_seeds_counts(tmp_path):
     assert runs.not_run("L = {}, {} pairs") == ["Not run: LLA at L = 64, 4 pairs, softmax at L = 64, 4 pairs, GLA at L = 64, 8 pairs."]
     assert runs.rate_table(("L", "pairs"), "").count("GLA") == 1  # no row where it was not run
     assert "in 0 of them in fewer steps than every other model that was run and in 1 in as many as the quickest of them." in trained.solved(runs)[0]
+    quick = [accuracy("lla", 1e-3, 1, 1.0, 300, **here), accuracy("parallax", 1e-3, 1, 1.0, 200, **here)]
+    runs = Runs(trained_results(tmp_path / "quick", quick), ("length", "pairs"), "test_accuracy", False)
+    assert trained.solved(runs)[0].endswith("in 0 of them in fewer steps than every other model that was run (in fewer: Parallax in 1).")
 
 
 def test_a_setting_with_more_seeds_counts_no_more_in_a_mean_curve(tmp_path):
@@ -114,6 +142,7 @@ def test_state_tracking_beside_its_whole_number_of_epochs(tmp_path):
     said = trained.longer(Runs(results, ("items",), "test_accuracy", False))
     assert said == ["With 64 epochs instead of 16: N = 16, softmax 66.0 % (57.0 % here)."]
     alone = Results(tmp_path / "state-tracking")
+    assert trained.state_tracking(results).summary.endswith("N = 16: LLA 69.0 %, softmax 57.0 %; a difference of +12.0 points.")
     assert trained.longer(Runs(alone, ("items",), "test_accuracy", False)) == []
     section = trained.state_tracking(alone)
     assert section.summary.endswith("N = 16: softmax 66.0 %. One model only.") and "LLA's" not in section.figures[0].found
