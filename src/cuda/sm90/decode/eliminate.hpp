@@ -18,8 +18,9 @@ inline constexpr int kPanel = 8;
 inline constexpr int kTileRows = 16;  // its columns are a panel's
 inline constexpr int kTileWarps = 4;  // that have tiles; the others before them have rows
 
+// What is stored as twos is loaded as fours: to the compiler they may be the same place.
 template <int kCount>
-struct alignas(4 * kCount) Floats {
+struct [[gnu::may_alias]] alignas(4 * kCount) Floats {
   float at[kCount];
 };
 using Two = Floats<2>;
