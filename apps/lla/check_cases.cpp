@@ -95,7 +95,8 @@ void add_degenerate_cases(bool quick, std::vector<CheckCase>& cases) {
                     &kShapes[(turn / 2) % 5]};
         // Against keys a hundred times as long 1e-3 is 1e-7 of their variance, and nothing is left to compare.
         if (kind == data::Kind::long_keys || kind == data::Kind::one_large_key) c.lambda = std::max(c.lambda, 1.0);
-        c.gradient_power = (dtype == DType::f16 ? narrow_powers : powers)[(turn + turn / 4) % 4];
+        const auto& some = dtype == DType::f16 ? narrow_powers : powers;
+        c.gradient_power = some[(turn + turn / 4) % 4];
         cases.push_back(c);
       }
     }

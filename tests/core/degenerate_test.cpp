@@ -105,7 +105,8 @@ std::vector<DegenerateCase> cases() {
       spec.options.tolerance = tight_tolerance(dtype);
       spec.options.max_iterations = static_cast<int32_t>(6 * spec.dim);
       if (tf32) spec.options.precision = LLA_PRECISION_TF32;
-      const int power = (dtype == DType::f16 ? narrow_powers : powers)[(turn + turn / 5) % 5];
+      const auto& some = dtype == DType::f16 ? narrow_powers : powers;
+      const int power = some[(turn + turn / 5) % 5];
       if (dtype == DType::f16 && power < 0) spec.out_dtype = DType::f32;  // f16 holds little of such gradients
       list.push_back({spec, ridge, power});
       ++turn;
