@@ -1,15 +1,17 @@
-// The elimination of the Hopper decode's solve, thread by thread on the CPU, against fp64; what no step has written is
-// NaN.
+// The elimination of the Hopper decode's solve on the CPU, step by step and by threads, against fp64; what no step has
+// written is NaN.
 #include "cuda/sm90/decode/eliminate.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <limits>
 #include <memory>
 #include <random>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -77,6 +79,30 @@ struct Products {
   }
 };
 
+// The kernel's two barriers. They order what came before an arrival with what comes after a wait and nothing else, so
+// that ThreadSanitizer, which follows that through other threads, sees every race. A panel has a count of its own; the
+// kernel has one for all, so nobody may arrive for a panel before all have for the one before it.
+template <int kDim>
+struct Barriers {
+  static constexpr int kAtPublished = Elimination<kDim>::kAtPublished, kAtEliminated = Elimination<kDim>::kAtEliminated;
+  mutable std::atomic<int> at_published[kDim / kPanel] = {}, at_eliminated[kDim / kPanel] = {};
+  mutable std::atomic<bool> overtaken = false;
+
+  void published(unsigned panel) const { arrive(at_published, panel, kAtPublished); }
+  void eliminated(unsigned panel) const { arrive(at_eliminated, panel, kAtEliminated); }
+  void wait_published(unsigned panel) const { published(panel), wait(at_published[panel], kAtPublished); }
+  void wait_eliminated(unsigned panel) const { eliminated(panel), wait(at_eliminated[panel], kAtEliminated); }
+
+ private:
+  void arrive(std::atomic<int>* counts, unsigned panel, int all) const {
+    if (panel > 0 && counts[panel - 1].load(std::memory_order_relaxed) != all) overtaken = true;
+    if (counts[panel].fetch_add(1, std::memory_order_release) + 1 == all) counts[panel].notify_all();
+  }
+  static void wait(const std::atomic<int>& count, int all) {
+    for (int n; (n = count.load(std::memory_order_acquire)) != all;) count.wait(n, std::memory_order_acquire);
+  }
+};
+
 template <int kDim>
 struct System {
   std::vector<double> a = std::vector<double>(kDim * kDim), b = std::vector<double>(kDim);
@@ -98,8 +124,7 @@ struct System {
     }
   }
 
-  // x of the elimination, in the kernel's order up to the back substitution.
-  std::vector<double> solve(float limit) {
+  void prepare(float limit) {
     std::fill_n(reinterpret_cast<float*>(m.get()), sizeof(*m) / sizeof(float), kNan);
     for (int i = 0; i < kDim; ++i) {
       for (int j = 0; j <= i; ++j) m->at(i, j) = static_cast<float>(a[i * kDim + j]);
@@ -107,6 +132,11 @@ struct System {
       m->start[i] = m->at(i, i);
       m->limit[i] = limit * m->start[i];
     }
+  }
+
+  // x of the elimination, step by step up to the back substitution.
+  std::vector<double> solve(float limit) {
+    prepare(limit);
     std::vector<RowElimination<kDim>> rows;
     std::vector<Tiles<kDim>> tiles;
     for (unsigned t = 0; t < kDim; ++t) rows.emplace_back(*m, t);
@@ -116,13 +146,32 @@ struct System {
     }
     for (unsigned panel = 0; panel < kDim / kPanel; ++panel) {
       for (const auto& row : rows) row.publish(*m, panel);
-      for (auto& row : rows) row.eliminate(*m, panel, [](float x) { return 1 / x; });
+      for (auto& row : rows) row.eliminate(*m, panel, inverse);
       if (panel + 1 == kDim / kPanel) break;
       for (auto& t : tiles) {
         if (t.has(panel + 1)) t.update_next(*m, panel, Products{});
       }
       for (auto& t : tiles) t.update_rest(*m, panel, Products{});
     }
+    return substitute();
+  }
+
+  // The same by the kernel's threads, each a thread of its own.
+  std::vector<double> solve_by_threads(float limit) {
+    prepare(limit);
+    Barriers<kDim> barriers;
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kSolveThreads; ++t) {
+      threads.emplace_back([this, &barriers, t] { Elimination<kDim>::run(*m, t, barriers, inverse, Products{}); });
+    }
+    for (auto& thread : threads) thread.join();
+    EXPECT_FALSE(barriers.overtaken);
+    return substitute();
+  }
+
+  static float inverse(float x) { return 1 / x; }
+
+  std::vector<double> substitute() const {
     std::vector<double> x(kDim);
     for (int i = kDim - 1; i >= 0; --i) {
       x[i] = m->rhs[i];
@@ -158,6 +207,14 @@ TYPED_TEST(DecodeEliminate, SolvesWhatItIsGiven) {
       for (const float pivot : s.m->pivot) EXPECT_GT(pivot, 0);
     }
   }
+}
+
+// By the kernel's threads in whatever order they run, with nothing between them but its two barriers.
+TYPED_TEST(DecodeEliminate, ThreadsNeedTheTwoBarriersOnly) {
+  constexpr int kDim = TypeParam::value;
+  System<kDim> s(4 * kDim, 0.1, 5);
+  const std::vector<double> x = s.solve(0x1p-20f);
+  for (int turn = 0; turn < 3; ++turn) EXPECT_EQ(s.solve_by_threads(0x1p-20f), x);
 }
 
 // Fewer keys than dimensions and no ridge: what rounding has left of a pivot is small against what came before it, most

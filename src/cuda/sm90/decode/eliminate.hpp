@@ -255,4 +255,45 @@ struct Tiles {
   }
 };
 
+// Threads of the whole elimination, and how many of them meet at its two barriers: a panel passes to the threads of the
+// rows when it is published, and back to those of the tiles when it is eliminated.
+template <int kDim>
+struct Elimination {
+  static constexpr int kPanels = kDim / kPanel, kTileThreads = 32 * kTileWarps;
+  static constexpr int kTilesFrom = kSolveThreads - kTileThreads;
+  static constexpr int kAtPublished = kDim + 32, kAtEliminated = kDim + kTileThreads;
+  static_assert(kDim <= kTilesFrom);
+
+  // A thread's part. `Barriers`: who waits, and who only says that it is there.
+  template <class Barriers, class Inverse, class Products>
+  static constexpr void run(Matrix<kDim>& m, int thread, const Barriers& barriers, const Inverse& inverse_of,
+                            const Products& products) {
+    if (thread < kDim) {
+      RowElimination<kDim> row(m, thread);
+#pragma unroll 1
+      for (int panel = 0; panel < kPanels; ++panel) {
+        row.publish(m, panel);
+        barriers.wait_published(panel);
+        row.eliminate(m, panel, inverse_of);
+        if (panel + 1 < kPanels) barriers.eliminated(panel);
+      }
+    } else if (thread >= kTilesFrom) {
+      Tiles<kDim> tiles(m, thread - kTilesFrom);
+      if (tiles.has(0)) {
+        tiles.publish(m);
+        barriers.published(0);
+      }
+#pragma unroll 1
+      for (int panel = 0; panel + 1 < kPanels; ++panel) {
+        barriers.wait_eliminated(panel);
+        if (tiles.has(panel + 1)) {
+          tiles.update_next(m, panel, products);
+          barriers.published(panel + 1);
+        }
+        tiles.update_rest(m, panel, products);
+      }
+    }
+  }
+};
+
 }  // namespace lla::cuda::sm90::decode

@@ -56,40 +56,26 @@ struct TensorProducts {
   }
 };
 
-// Begins and ends with a barrier. Between them a panel passes to the threads of the rows when it is published, and back
-// when it is eliminated.
+template <int kDim>
+struct EliminationBarriers {
+  using Threads = Elimination<kDim>;
+  __device__ __forceinline__ void wait_published(unsigned) const {
+    named_sync(kPublishedBarrier, Threads::kAtPublished);
+  }
+  __device__ __forceinline__ void published(unsigned) const { named_arrive(kPublishedBarrier, Threads::kAtPublished); }
+  __device__ __forceinline__ void wait_eliminated(unsigned) const {
+    named_sync(kEliminatedBarrier, Threads::kAtEliminated);
+  }
+  __device__ __forceinline__ void eliminated(unsigned) const {
+    named_arrive(kEliminatedBarrier, Threads::kAtEliminated);
+  }
+};
+
+// Begins and ends with a barrier.
 template <int kDim>
 __device__ void factor(Matrix<kDim>& m) {
-  constexpr int kPanels = kDim / kPanel, kTileThreads = 32 * kTileWarps, kTilesFrom = kSolveThreads - kTileThreads;
-  constexpr int kAtPublished = kDim + 32, kAtEliminated = kDim + kTileThreads;  // threads that meet there
-  static_assert(kDim <= kTilesFrom);
-  const int thread = threadIdx.x;
   __syncthreads();
-  if (thread < kDim) {
-    RowElimination<kDim> row(m, thread);
-#pragma unroll 1
-    for (int panel = 0; panel < kPanels; ++panel) {
-      row.publish(m, panel);
-      named_sync(kPublishedBarrier, kAtPublished);
-      row.eliminate(m, panel, inverse_approx);
-      if (panel + 1 < kPanels) named_arrive(kEliminatedBarrier, kAtEliminated);
-    }
-  } else if (thread >= kTilesFrom) {
-    Tiles<kDim> tiles(m, thread - kTilesFrom);
-    if (tiles.has(0)) {
-      tiles.publish(m);
-      named_arrive(kPublishedBarrier, kAtPublished);
-    }
-#pragma unroll 1
-    for (int panel = 0; panel + 1 < kPanels; ++panel) {
-      named_sync(kEliminatedBarrier, kAtEliminated);
-      if (tiles.has(panel + 1)) {
-        tiles.update_next(m, panel, TensorProducts{});
-        named_arrive(kPublishedBarrier, kAtPublished);
-      }
-      tiles.update_rest(m, panel, TensorProducts{});
-    }
-  }
+  Elimination<kDim>::run(m, threadIdx.x, EliminationBarriers<kDim>{}, inverse_approx, TensorProducts{});
   __syncthreads();
 }
 
