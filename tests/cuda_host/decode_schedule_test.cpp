@@ -425,5 +425,38 @@ TEST(DecodeSchedule, EvenSharesOfEqualRows) {
   }
 }
 
+// Where queries are dense, the sequences of a launch and what comes before them without looking at any.
+TEST(DecodeSchedule, DenseSequencesOfALaunch) {
+  std::mt19937 random(20261118);
+  const auto draw = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  for (int turn = 0; turn < 200; ++turn) {
+    std::vector<int32_t> lengths(draw(1, 70));
+    for (int32_t& n : lengths) n = draw(-1, 5000);
+    const int32_t group = draw(1, 3), key_heads = draw(1, 5);
+    Batch batch(lengths, {}, group * key_heads, group);
+    Shape& p = batch.shape;
+    p.cu_q = nullptr, p.seqlen_q = draw(0, 12), p.max_length = 4000;
+    p.bundle = draw(0, 1) == 0 ? 1 : draw(2, 8), p.invariant = draw(0, 1) == 1;
+    const int32_t each = rows_of_each(p);
+    p.first_row = draw(0, std::max(1, each * p.batch)), p.row_count = draw(0, each * p.batch);
+    const SequenceRange range = sequences_of(p, each);
+    for (int32_t b = 0; b < p.batch; ++b) {
+      const Sequence s = sequence_at(p, b, 0);
+      EXPECT_EQ(s.rows, each);
+      EXPECT_EQ(decoded_rows(p, s), each > 0 ? p.seqlen_q * p.heads_q : 0);
+      EXPECT_EQ(row_share(p, each * b, s.rows).count > 0, b >= range.begin && b < range.end) << "sequence " << b;
+    }
+  }
+}
+
+TEST(DecodeSchedule, QuotientsOfAnySize) {
+  for (const int64_t a : {int64_t{0}, int64_t{1}, int64_t{131}, int64_t{1} << 31, (int64_t{1} << 32) - 1,
+                          int64_t{1} << 32, (int64_t{1} << 45) + 12345}) {
+    for (const int64_t b : {int64_t{1}, int64_t{7}, int64_t{132}, (int64_t{1} << 32) - 1, int64_t{1} << 33}) {
+      EXPECT_EQ(quotient(a, b), a / b);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lla::cuda::sm90::decode

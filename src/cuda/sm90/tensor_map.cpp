@@ -69,9 +69,9 @@ Status make_cache_map(CUtensorMap& map, const core::Operand& cache, const int64_
   const cuuint64_t size[4] = {whole(sizes[3]), whole(sizes[2]), whole(sizes[1]), whole(sizes[0])};
   const cuuint64_t stride[3] = {whole(cache.stride[2] * 2), whole(cache.stride[1] * 2), whole(cache.stride[0] * 2)};
   const cuuint32_t box[4] = {64, 1, static_cast<cuuint32_t>(box_slots), 1};
-  // Beside a row of 128 bytes lies another head's: not to be fetched with it.
-  return encode_halves(map, cache.data, 4, size, stride, box,
-                       sizes[3] > 64 ? CU_TENSOR_MAP_L2_PROMOTION_L2_256B : CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
+  // A box's rows have 128 bytes. With 256 asked for at a time a cache comes at 4.1 instead of 4.5 TB/s (H200), also where
+  // the other half is asked for next.
+  return encode_halves(map, cache.data, 4, size, stride, box, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
 }
 
 }  // namespace lla::cuda::sm90

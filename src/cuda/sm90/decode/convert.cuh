@@ -286,7 +286,8 @@ __device__ __forceinline__ void convert_units(Shared<C>& s, const Params& p, int
       const int begin = max(0, u.keys.begin - first), end = min(C::kStageKeys, u.keys.end - first);
       s.loaded[stage].wait(parity_of<C>(position));
       if (begin > 0 || end < C::kStageKeys) clear_outside<C>(s.stage[stage], u.keys, first);
-      c.stage(stage, tile, begin, end, tile == 0 ? kUnitBegins : 0, u.partial);
+      const int flags = tile > 0 ? 0 : steps.tiles < C::kRestart ? kUnitBegins | kUnitIsShort : kUnitBegins;
+      c.stage(stage, tile, begin, end, flags, u.partial);
     }
     c.leave();
     s.left[index & 1].arrive_for_warp();

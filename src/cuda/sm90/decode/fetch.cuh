@@ -17,6 +17,8 @@ struct Fetcher {
   int stage = 0;  // next
   uint32_t parity = 0;
   bool invalid = false;
+  Walk walk{};  // the first thread's
+  int redo = 0;
 
   __device__ __forceinline__ Fetcher(Shared<C>& shared, const Params& params, int own)
       : s(shared), p(params), thread(own) {}
@@ -43,7 +45,9 @@ struct Fetcher {
   }
 
   // The next unit along the walk: of a repetition, the next that asked for it.
-  __device__ __forceinline__ void take_unit(Walk& walk, int redo, FetchedUnit& to, int last_row) const {
+  __device__ __forceinline__ void take_unit(int last_row) {
+    if (thread > 0) return;
+    FetchedUnit& to = s.next;
     to.unit.local = kNoUnit;
     while (walk.left > 0) {
       const Unit u = take(p, walk);
@@ -206,15 +210,21 @@ struct Fetcher {
       }
     }
   }
-  // All stages of a unit.
+  // All stages of a unit. The next one is taken, which takes a while, when a ring of stages is on its way.
   __device__ __forceinline__ void bring(FetchedUnit& u) {
     const Steps<C> steps(u);
     invalid = u.unit.first && others_miss_a_page(p.cache, u.unit, thread, kThreads);
+    const int early = min(steps.tiles, C::kStages);
 #pragma unroll 1
-    for (int which = 0; which < 2; ++which) {
-      const bool reference = which == 0;
-      bring(u.unit, reference ? aligned(u.unit.row.begin) : u.unit.start, reference ? u.unit.row : u.unit.keys,
-            reference ? steps.before : steps.tiles);
+    for (int part = 0; part < 3; ++part) {
+      const bool reference = part == 0;
+      const int from = part == 2 ? early : 0;
+      bring(u.unit, reference ? aligned(u.unit.row.begin) : u.unit.start + from * C::kStageKeys,
+            reference ? u.unit.row : u.unit.keys,
+            reference   ? steps.before
+            : part == 1 ? early
+                        : steps.tiles - early);
+      if (part == 1) take_unit(u.unit.local);
     }
     wait_empty();  // the last is filled by the warp that looks after units
     if (invalid) *static_cast<volatile int32_t*>(&u.missing) = 1;
@@ -242,17 +252,17 @@ struct Fetcher {
       ++unit;
     };
 #pragma unroll 1
-    for (int redo = 0;; ++redo) {
-      Walk walk{};
+    for (;; ++redo) {
       if (thread == 0) walk = s.start;
-      int last_row = -1;
+      take_unit(-1);
 #pragma unroll 1
       for (;;) {
         FetchedUnit& u = room();
-        if (thread == 0) take_unit(walk, redo, u, last_row);
+        for (int i = thread; i < static_cast<int>(sizeof(u) / 4); i += kThreads) {
+          reinterpret_cast<int32_t*>(&u)[i] = reinterpret_cast<const int32_t*>(&s.next)[i];
+        }
         tell();
-        last_row = u.unit.local;
-        if (last_row == kNoUnit) break;
+        if (u.unit.local == kNoUnit) break;
         bring(u);
       }
       // All of them are in their partials when the ring is empty: this waits for the last stage, if there was one.

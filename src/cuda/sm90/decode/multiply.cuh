@@ -138,7 +138,7 @@ __device__ __forceinline__ void multiply_stages(Shared<C>& s, const Params& p) {
     flags = uniform(head.flags), maxima[0] = head.max[0], maxima[1] = head.max[1], partial_index = head.partial;
     if (flags & kUnitBegins) {
       fresh = true, bad = false, stages = 0;
-      restart = kRowBlock == 0 ? C::kRestart : C::kRestart / 2;
+      restart = kRowBlock == 0 || (flags & kUnitIsShort) ? C::kRestart : C::kRestart / 2;
     }
     if (stages == 0) acc_max = maxima[0];
   };

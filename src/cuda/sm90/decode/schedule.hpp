@@ -59,11 +59,21 @@ constexpr int32_t clamp_to(int64_t x, int32_t low, int32_t high) {
   return static_cast<int32_t>(x < low ? low : x > high ? high : x);
 }
 
+// Of numbers that are not negative. A division of 64 bits takes a thread of a GPU as long as a load from memory.
+constexpr int64_t quotient(int64_t a, int64_t b) {
+  return (a | b) >> 32 == 0 ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b;
+}
+
 constexpr Keys keys_of(const Shape& p, const Sequence& s, int32_t i) {
   const int64_t diagonal = int64_t{i} + s.length - s.length_q;
   const int32_t begin = p.left < 0 ? s.first : clamp_to(diagonal - p.left, s.first, s.length);
   const int32_t end = p.right < 0 ? s.length : clamp_to(diagonal + p.right + 1, begin, s.length);
   return {begin, end < begin ? begin : end};
+}
+
+// Those of the last query; `first`: of the first.
+constexpr Keys last_keys_of(const Shape& p, const Sequence& s, const Keys& first) {
+  return s.length_q == 1 ? first : keys_of(p, s, s.length_q - 1);
 }
 
 // Rows of the line that a key head of a sequence has.
@@ -99,7 +109,7 @@ constexpr int32_t most_pieces(int32_t granules) {
 constexpr void take_place(const Shape& p, Sequence& s) {
   if (s.length_q == 0 || !decodes(s.length_q, p.group, p.most_rows)) return;
   s.rows = bundles_of(p, s.length_q) * (p.heads_q / p.group);
-  const Keys a = keys_of(p, s, 0), z = keys_of(p, s, s.length_q - 1);
+  const Keys a = keys_of(p, s, 0), z = last_keys_of(p, s, a);
   const int32_t keys_a = a.end - aligned(a.begin), keys_z = z.end - aligned(z.begin);
   int32_t most = keys_a > keys_z ? keys_a : keys_z;
   if (p.bundle > 1) {
@@ -139,11 +149,27 @@ struct RowPlace {
   int32_t head, index;
 };
 constexpr RowPlace row_place(int32_t group, int32_t length_q, int32_t kv_head, int32_t r) {
+  if (length_q == 1) return {kv_head * group + r, 0};  // divisions take a while
   return {kv_head * group + r / length_q, r % length_q};
 }
 
 // Rows of a sequence that are decoded.
 constexpr int32_t decoded_rows(const Shape& p, const Sequence& s) { return s.rows > 0 ? s.length_q * p.heads_q : 0; }
+
+// Rows of the line that every sequence has where queries are dense.
+constexpr int32_t rows_of_each(const Shape& p) {
+  if (p.seqlen_q == 0 || !decodes(p.seqlen_q, p.group, p.most_rows)) return 0;
+  return bundles_of(p, p.seqlen_q) * (p.heads_q / p.group);
+}
+// The sequences that have rows of the launch, where all have equally many: nobody has to look at those before.
+struct SequenceRange {
+  int32_t begin, end;
+};
+constexpr SequenceRange sequences_of(const Shape& p, int32_t each) {
+  if (each == 0 || p.row_count == 0) return {0, 0};
+  const int64_t last = quotient(int64_t{p.first_row} + p.row_count - 1, each);
+  return {clamp_to(quotient(p.first_row, each), 0, p.batch), clamp_to(last + 1, 0, p.batch)};
+}
 
 // Of a launch's rows [first_row, first_row + row_count), those of a sequence whose rows begin at `before`.
 struct RowShare {
@@ -162,9 +188,9 @@ constexpr RowShare row_share(const Shape& p, int32_t before, int32_t rows) {
 constexpr int working_blocks(int64_t granules, int64_t rows, int blocks) {
   if (granules < blocks) return static_cast<int>(granules);
   if (rows == 0) return blocks;
-  const int64_t each = (rows + blocks - 1) / blocks, share = granules / blocks;
-  const int64_t even = rows < blocks ? blocks / rows * rows : (rows + each - 1) / each;
-  return granules / even <= share + (share > 4 * 24 ? share / 24 : 4) ? static_cast<int>(even) : blocks;
+  const int64_t each = quotient(rows + blocks - 1, blocks), share = quotient(granules, blocks);
+  const int64_t even = rows < blocks ? quotient(blocks, rows) * rows : quotient(rows + each - 1, each);
+  return quotient(granules, even) <= share + (share > 4 * 24 ? share / 24 : 4) ? static_cast<int>(even) : blocks;
 }
 // Blocks for the live rows of a launch: one that goes along its share for each multiprocessor. Rows that share keys run
 // at the same time, each in a block of its own, so that the keys come from memory once and from L2 for the others.
@@ -178,7 +204,7 @@ constexpr bool shares_keys(const Shape& p, const Sequence& s) {
 }
 // Rows of a launch that are put together in clusters.
 constexpr int32_t few_rows(int multiprocessors) { return multiprocessors / 4; }
-constexpr int64_t share_begin(int64_t steps, int block, int blocks) { return steps * block / blocks; }
+constexpr int64_t share_begin(int64_t steps, int block, int blocks) { return quotient(steps * block, blocks); }
 
 // What a block has yet to do.
 struct Walk {
@@ -236,8 +262,8 @@ constexpr Unit take(const Shape& p, Walk& walk) {
   const int32_t bundles = bundles_of(p, s.length_q), rows = s.length_q * p.group;
   Unit u{};
   u.of = s;
-  u.kv_head = walk.row / bundles;
-  u.row_of_head = walk.row % bundles * p.bundle;
+  u.kv_head = bundles == 1 ? walk.row : walk.row / bundles;
+  u.row_of_head = (walk.row - u.kv_head * bundles) * p.bundle;
   u.rows = rows - u.row_of_head < p.bundle ? rows - u.row_of_head : p.bundle;
   const RowPlace place = row_place(p.group, s.length_q, u.kv_head, u.row_of_head);
   const RowPlace last = row_place(p.group, s.length_q, u.kv_head, u.row_of_head + u.rows - 1);
@@ -245,10 +271,11 @@ constexpr Unit take(const Shape& p, Walk& walk) {
   u.position = s.start_q + place.index;
   u.local = walk.before + walk.row - p.first_row;
   u.number = walk.numbered + u.kv_head * rows + u.row_of_head;
-  u.sequence = {keys_of(p, s, 0).begin, keys_of(p, s, s.length_q - 1).end};
-  const bool one_head = place.head == last.head;  // otherwise all queries may be among them
-  u.row = {one_head ? keys_of(p, s, place.index).begin : u.sequence.begin,
-           one_head ? keys_of(p, s, last.index).end : u.sequence.end};
+  const Keys first_keys = keys_of(p, s, 0);
+  u.row = u.sequence = {first_keys.begin, last_keys_of(p, s, first_keys).end};
+  if (s.length_q > 1 && place.head == last.head) {  // otherwise all queries may be among them
+    u.row = {keys_of(p, s, place.index).begin, keys_of(p, s, last.index).end};
+  }
   u.invalid = s.invalid;
   const int32_t remaining = s.steps - walk.step;
   const int32_t count = p.invariant ? 1 : walk.left < remaining ? static_cast<int32_t>(walk.left) : remaining;

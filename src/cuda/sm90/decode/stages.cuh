@@ -34,7 +34,8 @@ struct Config {
   static constexpr int kValues = (kParts + (kRootsInStage ? 1 : 0)) * kPartBytes;  // where they begin
   static constexpr int kStageBytes = kValues + kParts * kPartBytes;
   static constexpr int kRootBytes = kRootsInStage ? 16 : (kStages + 7) / 8 * kPartBytes;
-  static constexpr int kRestart = 1024 / kStageKeys;  // stages after which sums on the tensor cores start anew
+  // Stages after which sums on the tensor cores start anew: 1,024 keys, and those that were kept apart.
+  static constexpr int kRestart = 1024 / kStageKeys + 1;
 };
 
 inline constexpr int kReferenceKeys = 128;  // the row's first, for the reference key
@@ -44,6 +45,7 @@ enum StageFlags : int32_t {
   kUnitEnds = 2,  // only its first piece counts: keys that were kept apart
   kNothing = 4,   // no keys to multiply
   kStop = 8,
+  kUnitIsShort = 16,  // of one that begins: its sums need not start anew
 };
 
 struct alignas(16) StageHead {
@@ -86,7 +88,7 @@ struct Shared {
   alignas(1024) unsigned char root[C::kRootBytes];
   UnitState<C> state[2];
   float first_logit[kReferenceKeys];
-  FetchedUnit units[2];
+  FetchedUnit units[2], next;  // next: taken, and nobody has been told
   Walk start;
   int32_t overflow;  // some unit is to be repeated
   StageHead head[C::kStages];

@@ -9,20 +9,36 @@
 
 namespace lla::cuda::sm90::decode {
 
-// Of each of a pair the larger (the smaller).
+// The largest magnitudes of pairs.
 template <bool kBf16>
-struct Pairs {
-  using T = std::conditional_t<kBf16, __nv_bfloat162, __half2>;
-  __device__ __forceinline__ static T of(uint32_t x) { return *reinterpret_cast<const T*>(&x); }
-  __device__ __forceinline__ static uint32_t bits(T x) { return *reinterpret_cast<const uint32_t*>(&x); }
-  __device__ __forceinline__ static uint32_t larger(uint32_t a, uint32_t b) { return bits(__hmax2(of(a), of(b))); }
-  __device__ __forceinline__ static uint32_t smaller(uint32_t a, uint32_t b) { return bits(__hmin2(of(a), of(b))); }
+struct Largest {
+  using Pair = std::conditional_t<kBf16, __nv_bfloat162, __half2>;
+  uint32_t pair = 0;
+
+  template <int kCount, int kColumns>
+  __device__ __forceinline__ void add(const uint32_t (&x)[kCount][kColumns][4]) {
+    const auto of = [](const uint32_t& word) { return *reinterpret_cast<const Pair*>(&word); };
+    Pair chains[4] = {of(pair), of(pair), of(pair), of(pair)};
+#pragma unroll
+    for (int m = 0; m < kCount; ++m) {
+#pragma unroll
+      for (int i = 0; i < kColumns; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) chains[e] = __hmax2(chains[e], __habs2(of(x[m][i][e])));
+      }
+    }
+    const Pair all = __hmax2(__hmax2(chains[0], chains[1]), __hmax2(chains[2], chains[3]));
+    pair = *reinterpret_cast<const uint32_t*>(&all);
+  }
+  __device__ __forceinline__ float of_warp() const {
+    const float2 wide = widen_pair<kBf16>(pair);
+    return warp_max(fmaxf(wide.x, wide.y));
+  }
 };
 
 template <class C>
 struct UnitWarp {
   static constexpr int kFirstTiles = kReferenceKeys / kWarpKeys, kSteps = C::kDim / 16;
-  using P = Pairs<C::kBf16>;
 
   Converter<C>& c;
   Shared<C>& s;
@@ -68,13 +84,13 @@ struct UnitWarp {
 
   // The reference key, maximum and scales, from the row's first keys: the same for all parts of a row. One chain of
   // latencies that a block's first unit waits for: two tiles at a time, sums on the tensor cores, nothing divided twice.
+  // Scales are those of the keys themselves, which are no smaller than half of their distances from the reference: they
+  // may be loose, and nothing has to wait for it.
   __device__ __forceinline__ void reference() {
     c.unit = &state;
     const int begin = u.row.begin - aligned(u.row.begin), end = u.row.end - aligned(u.row.begin);
     const int tiles = min(kFirstTiles, (end + kWarpKeys - 1) / kWarpKeys);
-    uint32_t rows[kFirstTiles];
-#pragma unroll
-    for (int tile = 0; tile < kFirstTiles; ++tile) rows[tile] = shared_address(first_rows(tile));
+    Largest<C::kBf16> largest_key, largest_value;
 #pragma unroll 1
     for (int tile = 0; tile < kFirstTiles; tile += 2) {
       float logit[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
@@ -96,6 +112,9 @@ struct UnitWarp {
         uint32_t k[2][kSteps][4];
         c.load(k, c.start_of(first));
         c.logits(logit, k, seen);
+        largest_key.add(k);
+        c.load(k, c.start_of(first) + C::kValues);
+        largest_value.add(k);
       }
       if (lane % 4 == 0) {
 #pragma unroll
@@ -126,75 +145,37 @@ struct UnitWarp {
     sum = warp_sum(sum);
     __syncwarp();
     const float inverse = sum > 0 ? 1 / sum : 0;
-    // Means on the tensor cores: weights are the first row of the left operand.
-    uint32_t weights[kFirstTiles][2];
-#pragma unroll
-    for (int tile = 0; tile < kFirstTiles; ++tile) {
+    // Means on the tensor cores: keys are the left operand, the columns of the right one the weights, all of them alike.
+    float column[kSteps][4]{};
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; ++tile) {
       const float2* const from = reinterpret_cast<const float2*>(&s.first_logit[tile * kWarpKeys]) + lane % 4;
       const float2 near = from[0], far = from[4];
-      weights[tile][0] = lane < 4 ? narrow_pair<C::kBf16>(near.x, near.y) : 0;
-      weights[tile][1] = lane < 4 ? narrow_pair<C::kBf16>(far.x, far.y) : 0;
-    }
-    const uint32_t own_row = lane % 16 * 128;
-#pragma unroll 4
-    for (int i = 0; i < kSteps; ++i) {  // sixteen columns
-      float column[2][4]{};
-      const uint32_t at = own_row + i / 4 * C::kPartBytes + (((2 * i + lane / 16) % 8) ^ (lane & 7)) * 16;
+      const uint32_t weights[2] = {narrow_pair<C::kBf16>(near.x, near.y), narrow_pair<C::kBf16>(far.x, far.y)};
+      const uint32_t start = c.start_of(first_rows(tile));
 #pragma unroll
-      for (int tile = 0; tile < kFirstTiles; ++tile) {
-        if (tile >= tiles) break;
-        uint32_t k[4];  // keys 0-7 and 8-15 of eight columns, and of the next eight
-        load_transposed(k, rows[tile] + at);
-        const uint32_t left[4] = {weights[tile][0], 0, weights[tile][1], 0};
-        warp_product<C::kBf16>(column[0], left, k[0], k[1]);
-        warp_product<C::kBf16>(column[1], left, k[2], k[3]);
-      }
-      if (lane < 4) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          state.centre[16 * i + e / 2 * 8 + 2 * lane + e % 2] =
-              __bfloat162float(__float2bfloat16_rn(column[e / 2][e % 2] * inverse));
-        }
+      for (int i = 0; i < kSteps; ++i) {  // sixteen columns
+        uint32_t k[4];                    // keys 0-7 and 8-15 of eight columns, and of the next eight
+        load_transposed(k, c.at(start, 0, i));
+        const uint32_t left[4] = {k[0], k[2], k[1], k[3]};
+        warp_product<C::kBf16>(column[i], left, weights[0], weights[1]);
       }
     }
-    __syncwarp();
-    // The largest element, of the few rows that are not there too: they are zeros, and scales are loose.
-    float largest_key = 0, largest_value = 0;
-#pragma unroll 2
-    for (int i = 0; i < kSteps; ++i) {
-      const float* const centre = &state.centre[16 * i + 2 * (lane % 4)];
-      const float2 c_near = *reinterpret_cast<const float2*>(centre),
-                   c_far = *reinterpret_cast<const float2*>(centre + 8);
-      const uint32_t none[2] = {narrow_pair<C::kBf16>(c_near.x, c_near.y), narrow_pair<C::kBf16>(c_far.x, c_far.y)};
-      uint32_t high[2] = {none[0], none[1]}, low[2] = {none[0], none[1]}, value_high = 0, value_low = 0;
-      const uint32_t at = own_row + i / 4 * C::kPartBytes + (((2 * i + lane / 16) % 8) ^ (lane & 7)) * 16;
+    if (lane % 4 == 0) {
+      const auto rounded = [&](float x) { return __bfloat162float(__float2bfloat16_rn(x * inverse)); };
 #pragma unroll
-      for (int tile = 0; tile < kFirstTiles; ++tile) {
-        if (tile >= tiles) break;
-        uint32_t k[4], v[4];
-        load_matrices(k, rows[tile] + at);
-        load_matrices(v, rows[tile] + at + C::kValues);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          high[e / 2] = P::larger(high[e / 2], k[e]), low[e / 2] = P::smaller(low[e / 2], k[e]);
-          value_high = P::larger(value_high, v[e]), value_low = P::smaller(value_low, v[e]);
-        }
+      for (int i = 0; i < kSteps; ++i) {
+        state.centre[16 * i + lane / 4] = rounded(column[i][0]),
+                                     state.centre[16 * i + 8 + lane / 4] = rounded(column[i][2]);
       }
-      const auto add = [](float& to, uint32_t pair, float2 from) {
-        const float2 wide = widen_pair<C::kBf16>(pair);
-        to = fmaxf(to, fmaxf(fabsf(wide.x - from.x), fabsf(wide.y - from.y)));
-      };
-      add(largest_key, high[0], c_near), add(largest_key, low[0], c_near);
-      add(largest_key, high[1], c_far), add(largest_key, low[1], c_far);
-      add(largest_value, value_high, {0, 0}), add(largest_value, value_low, {0, 0});
     }
-    largest_key = warp_max(largest_key), largest_value = warp_max(largest_value);
+    const float key = largest_key.of_warp(), value = largest_value.of_warp();
     if (lane == 0) {
       const float from_max = second > -INFINITY ? second : top > -INFINITY ? top : 0;
       state.row_max = static_cast<int>(ceilf(fmaxf(fminf(from_max, 1e6f), -1e6f)));
       // To [2^-4, 2^-3): r reaches 2^11, so later elements may be 2^8 times larger.
-      state.row_key_scale = tensor::power_of_two_scale(largest_key) * 0x1p-18f;
-      state.row_value_scale = tensor::power_of_two_scale(largest_value) * 0x1p-18f;
+      state.row_key_scale = tensor::power_of_two_scale(key) * 0x1p-18f;
+      state.row_value_scale = tensor::power_of_two_scale(value) * 0x1p-18f;
     }
     __syncwarp();
   }

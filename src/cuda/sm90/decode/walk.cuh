@@ -5,10 +5,11 @@
 
 namespace lla::cuda::sm90::decode {
 
-__device__ __forceinline__ int64_t warp_prefix(int64_t x, int lane) {  // inclusive
+template <class T>
+__device__ __forceinline__ T warp_prefix(T x, int lane) {  // inclusive
 #pragma unroll
   for (int by = 1; by < 32; by *= 2) {
-    const int64_t below = __shfl_up_sync(0xffffffffu, x, by);
+    const T below = __shfl_up_sync(0xffffffffu, x, by);
     x += lane >= by ? below : 0;
   }
   return x;
@@ -23,32 +24,63 @@ __device__ __forceinline__ int32_t warp_prefix_max(int32_t x, int lane) {  // in
   return x;
 }
 
-// Sequences [first, first + 32), one a lane; `claimed` moves on.
-__device__ __forceinline__ Sequence sequence_of_lane(const Shape& p, int first, int lane, int32_t& claimed,
-                                                     int32_t& mine) {
-  const bool there = first + lane < p.batch;
-  const int32_t upto = warp_prefix_max(there ? rows_claimed(p, claimed, first + lane) : claimed, lane);
-  const int32_t below = __shfl_up_sync(0xffffffffu, upto, 1);
-  mine = lane == 0 ? claimed : below;
-  claimed = __shfl_sync(0xffffffffu, upto, 31);
-  return there ? sequence_at(p, first + lane, mine) : Sequence{};
+// What find_start looks at: 32 sequences, one a lane, and what comes before each of them.
+struct SequenceOfLane {
+  Sequence sequence;
+  RowShare share;
+  int32_t before, claimed, number;  // rows of the line, rows claimed, rows that are decoded
+  int64_t length, upto;             // steps along the line: of the launch's rows, and with those of the lanes before
+};
+
+// Rows of the sequences before some sequence.
+struct RowsBefore {
+  int32_t rows, claimed, numbered;
+};
+
+// Moves on. kRagged: sequences have different numbers of rows.
+template <bool kRagged>
+__device__ __forceinline__ SequenceOfLane look_at(const Params& p, int first, int32_t each, RowsBefore& past) {
+  const int lane = threadIdx.x % 32, b = first + lane;
+  const bool there = b < p.batch;
+  SequenceOfLane at;
+  if constexpr (kRagged) {
+    const int32_t claimed = warp_prefix_max(there ? rows_claimed(p, past.claimed, b) : past.claimed, lane);
+    const int32_t below = __shfl_up_sync(0xffffffffu, claimed, 1);
+    at.claimed = lane == 0 ? past.claimed : below;
+    at.sequence = there ? sequence_at(p, b, at.claimed) : Sequence{};
+    const int32_t rows = warp_prefix(at.sequence.rows, lane);
+    const int32_t decoded = warp_prefix(decoded_rows(p, at.sequence), lane);
+    at.before = past.rows + rows - at.sequence.rows;
+    at.number = past.numbered + decoded - decoded_rows(p, at.sequence);
+    past = {past.rows + __shfl_sync(0xffffffffu, rows, 31), __shfl_sync(0xffffffffu, claimed, 31),
+            past.numbered + __shfl_sync(0xffffffffu, decoded, 31)};
+  } else {
+    at.claimed = 0;
+    at.sequence = there ? sequence_at(p, b, 0) : Sequence{};
+    at.before = each * b, at.number = each > 0 ? p.seqlen_q * p.heads_q * b : 0;
+  }
+  at.share = row_share(p, at.before, at.sequence.rows);
+  at.length = int64_t{at.share.count} * at.sequence.steps;
+  at.upto = warp_prefix(at.length, lane);
+  return at;
 }
 
-// By a whole warp.
-__device__ inline Walk find_start(const Params& p, int block) {
+template <bool kRagged>
+__device__ __forceinline__ Walk find_start_in(const Params& p, int block) {
   const int lane = threadIdx.x % 32;
-  int64_t total = 0, rows = 0;
-  int32_t claimed = 0, mine_claimed = 0;
+  const int32_t each = kRagged ? 0 : rows_of_each(p);
+  const SequenceRange range = kRagged ? SequenceRange{0, p.batch} : sequences_of(p, each);
+  RowsBefore past{};
+  int64_t total = 0;
   bool sharing = false;
-  for (int first = 0; first < p.batch; first += 32) {
-    const Sequence s = sequence_of_lane(p, first, lane, claimed, mine_claimed);
-    sharing |= __any_sync(0xffffffffu, shares_keys(p, s));
-    const int64_t upto = warp_prefix(s.rows, lane);
-    const RowShare share = row_share(p, static_cast<int32_t>(rows + upto - s.rows), s.rows);
-    total += __shfl_sync(0xffffffffu, warp_prefix(int64_t{share.count} * s.steps, lane), 31);
-    rows += __shfl_sync(0xffffffffu, upto, 31);
+  SequenceOfLane at{};
+#pragma unroll 1
+  for (int first = range.begin; first < range.end; first += 32) {
+    at = look_at<kRagged>(p, first, each, past);
+    sharing |= __any_sync(0xffffffffu, shares_keys(p, at.sequence));
+    total += __shfl_sync(0xffffffffu, at.upto, 31);
   }
-  const int32_t live = clamp_to(rows - p.first_row, 0, p.row_count);
+  const int32_t live = clamp_to(int64_t{kRagged ? past.rows : each * p.batch} - p.first_row, 0, p.row_count);
   if (block == 0 && lane == 0) *p.live_rows = live;
   Walk walk{};
   const int blocks = blocks_for(p, total, live, sharing);
@@ -57,38 +89,35 @@ __device__ inline Walk find_start(const Params& p, int block) {
   walk.left = end - begin;
   walk.partial = p.invariant ? static_cast<int32_t>(begin) : block;
   if (walk.left == 0) return walk;
-  int64_t steps = 0, numbered = 0;
-  rows = 0, claimed = 0;
-  for (int first = 0; first < p.batch; first += 32) {
-    const Sequence s = sequence_of_lane(p, first, lane, claimed, mine_claimed);
-    const int64_t upto = warp_prefix(s.rows, lane);
-    const int32_t before = static_cast<int32_t>(rows + upto - s.rows);
-    const RowShare share = row_share(p, before, s.rows);
-    const int64_t length = int64_t{share.count} * s.steps;
-    const int64_t sum = warp_prefix(length, lane);
-    const int64_t offset = begin - (steps + sum - length);
-    const bool mine = offset >= 0 && offset < length;
-    const int64_t rows_upto = warp_prefix(decoded_rows(p, s), lane);
+  int64_t steps = 0;
+  past = {};
+#pragma unroll 1
+  for (int first = range.begin; first < range.end; first += 32) {
+    if (range.end - range.begin > 32) at = look_at<kRagged>(p, first, each, past);  // else it has just been looked at
+    const int64_t offset = begin - (steps + at.upto - at.length);
+    const bool mine = offset >= 0 && offset < at.length;
     const unsigned who = __ballot_sync(0xffffffffu, mine);
     if (who != 0) {
       const int source = __ffs(who) - 1;
-      const int32_t row = mine ? share.skip + static_cast<int32_t>(offset / s.steps) : 0;
-      const int32_t step = mine ? static_cast<int32_t>(offset % s.steps) : 0;
+      const int32_t passed = mine ? static_cast<int32_t>(quotient(offset, at.sequence.steps)) : 0;
+      const int32_t step = mine ? static_cast<int32_t>(offset - int64_t{passed} * at.sequence.steps) : 0;
       walk.batch = first + source;
-      walk.row = __shfl_sync(0xffffffffu, row, source);
+      walk.row = __shfl_sync(0xffffffffu, at.share.skip + passed, source);
       walk.step = __shfl_sync(0xffffffffu, step, source);
-      walk.before = __shfl_sync(0xffffffffu, before, source);
-      walk.claimed = __shfl_sync(0xffffffffu, mine_claimed, source);
-      const int64_t number = numbered + rows_upto - decoded_rows(p, s);
-      walk.numbered = __shfl_sync(0xffffffffu, static_cast<int32_t>(number), source);
+      walk.before = __shfl_sync(0xffffffffu, at.before, source);
+      walk.claimed = __shfl_sync(0xffffffffu, at.claimed, source);
+      walk.numbered = __shfl_sync(0xffffffffu, at.number, source);
       return walk;
     }
-    steps += __shfl_sync(0xffffffffu, sum, 31);
-    rows += __shfl_sync(0xffffffffu, upto, 31);
-    numbered += __shfl_sync(0xffffffffu, rows_upto, 31);
+    steps += __shfl_sync(0xffffffffu, at.upto, 31);
   }
   walk.left = 0;
   return walk;
+}
+
+// By a whole warp.
+__device__ inline Walk find_start(const Params& p, int block) {
+  return p.cu_q ? find_start_in<true>(p, block) : find_start_in<false>(p, block);
 }
 
 // Which are a row's first and last part, and what row it is.
