@@ -273,9 +273,6 @@ __device__ __forceinline__ void convert_units(Shared<C>& s, const Params& p, int
       s.left[index & 1].arrive_for_warp();
       continue;
     }
-    // Where nobody has waited for the unit's first keys a warp could come to a stage before the last keys of the unit
-    // before are there, and take the phase before those for its own.
-    if (fetched.known && index > 0) s.left[(index - 1) & 1].wait(((index - 1) / 2) & 1);
     const Steps<C> steps(fetched);
     UnitState<C>& state = s.state[index & 1];
     c.begin(state, state.row_max);
@@ -284,7 +281,7 @@ __device__ __forceinline__ void convert_units(Shared<C>& s, const Params& p, int
       const uint32_t position = base + steps.before + tile;
       const int stage = stage_of<C>(position), first = u.start + tile * C::kStageKeys;
       const int begin = max(0, u.keys.begin - first), end = min(C::kStageKeys, u.keys.end - first);
-      s.loaded[stage].wait(parity_of<C>(position));
+      wait_for(s, position);
       if (begin > 0 || end < C::kStageKeys) clear_outside<C>(s.stage[stage], u.keys, first);
       const int flags = tile > 0 ? 0 : steps.tiles < C::kRestart ? kUnitBegins | kUnitIsShort : kUnitBegins;
       c.stage(stage, tile, begin, end, flags, u.partial);

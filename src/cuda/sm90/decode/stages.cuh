@@ -126,6 +126,17 @@ __device__ __forceinline__ uint32_t parity_of(uint32_t position) {
   return (position / C::kStages) & 1;
 }
 
+// Until what is asked for at `position` is there. Of a barrier's phases only the parity is known, and who comes to a stage
+// before its last keys are there would take those before them for its own: so first until those who multiply are done
+// with the last ones. That cannot be mistaken: nobody comes here before the last keys have been asked for.
+template <class C>
+__device__ __forceinline__ void wait_for(Shared<C>& s, uint32_t position) {
+  const int stage = stage_of<C>(position);
+  const uint32_t parity = parity_of<C>(position);
+  s.empty[stage].wait(parity ^ 1);
+  s.loaded[stage].wait(parity);
+}
+
 // The stages of a unit, in order: the row's first keys where the unit needs them beside its own, its tiles, and one for
 // the keys that were kept apart.
 template <class C>

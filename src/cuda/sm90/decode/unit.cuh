@@ -60,10 +60,6 @@ struct UnitWarp {
         base(first),
         steps(fetched) {}
 
-  __device__ __forceinline__ void wait(uint32_t position) const {
-    s.loaded[stage_of<C>(position)].wait(parity_of<C>(position));
-  }
-
   // The query, as it is.
   __device__ __forceinline__ void load_query() const {
     const uint16_t* const q = static_cast<const uint16_t*>(p.q.data);
@@ -95,7 +91,7 @@ struct UnitWarp {
     for (int tile = 0; tile < kFirstTiles; tile += 2) {
       float logit[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
       if (tile < tiles) {
-        wait(base + tile * kWarpKeys / C::kStageKeys);
+        wait_for(s, base + tile * kWarpKeys / C::kStageKeys);
         unsigned char* const first = first_rows(tile);
         const int from = tile * kWarpKeys;
         if (from < begin || from + 2 * kWarpKeys > end) {
@@ -236,7 +232,7 @@ struct UnitWarp {
     c.begin(state, top);
     const bool there = lane < C::kWarps && lane != best && state.heaviest_logit[lane % C::kWarps] > -INFINITY;
     const uint32_t seen = __ballot_sync(0xffffffffu, there);
-    wait(position);
+    wait_for(s, position);
 #pragma unroll 4
     for (int e = lane; e < C::kPieceKeys * 2 * C::kChunks; e += 32) {
       const int row = e / (2 * C::kChunks), which = e / C::kChunks % 2, chunk = e % C::kChunks;
