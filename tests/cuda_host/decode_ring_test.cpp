@@ -20,9 +20,7 @@ struct Clock {
     int64_t time;
     uint64_t order;
     std::function<void()> what;
-    bool operator<(const Event& other) const {
-      return time != other.time ? time > other.time : order > other.order;
-    }
+    bool operator<(const Event& other) const { return time != other.time ? time > other.time : order > other.order; }
   };
   std::priority_queue<Event> events;
   int64_t now = 0;

@@ -165,7 +165,12 @@ TEST(Sm90Plan, TwoPassesForSolvedRowsThatShareKeys) {
   EXPECT_EQ(at.x % 256, 0);
   EXPECT_LE(at.x, int64_t{65} << 20);
   EXPECT_EQ(static_cast<size_t>(at.size), plan(p, kH200).workspace_bytes);
-  EXPECT_TRUE(decode::two_passes(over_cache(1, 8, 2, 4096, 128))) << "whatever the batch";
+  core::Problem few = over_cache(1, 8, 2, 4096, 128);
+  EXPECT_FALSE(decode::two_passes(few)) << "sixteen rows";
+  EXPECT_FALSE(decode::two_passes(over_cache(4, 8, 4, 4096, 128))) << "fewer rows than multiprocessors";
+  EXPECT_TRUE(decode::two_passes(over_cache(5, 8, 4, 4096, 128))) << "more";
+  few.batch_invariant = true;
+  EXPECT_TRUE(decode::two_passes(few)) << "whatever the batch";
   p.packed = true;  // how many queries each sequence has is the device's to know
   EXPECT_FALSE(decode::two_passes(p));
   p.heads_kv = 2;

@@ -35,16 +35,18 @@ bool rows_are_alone(const Problem& p) { return !p.packed && rows_sharing_keys(p)
 // bundles: their bound is that of the prompts beside them, which must not change a bit of the decoders.
 //
 // Solved rows that share keys may take two passes: one for the sums that x is solved from, several rows at once, one with
-// x given. They are quicker (docs/benchmarks/h200-decode.md) at head dimension 128 from two rows of a key head on; at 64,
-// where one pass costs less and a bundle has four rows, from three on and where there are many key heads. Which it is
-// follows from the group, and from queries and key heads of calls whose sequences have equally many; never from what else
-// is in a ragged batch, where it would change the bits of decoders, nor under batch_invariant from the batch. f16 has no
-// range for the first pass.
+// x given. They are quicker (docs/benchmarks/h200-decode.md) at head dimension 128 from two rows of a key head on, where
+// there are more rows than multiprocessors: few rows wait for one kernel after the other, and with a pass for each there
+// are two instead of four. At 64, where one pass costs less and a bundle has four rows, from three on and where there are
+// many key heads. Which it is follows from the group, and from queries and key heads of calls whose sequences have equally
+// many; never from what else is in a ragged batch, where it would change the bits of decoders, nor under batch_invariant
+// from the batch. f16 has no range for the first pass.
 bool two_passes(const Problem& p) {
   if (p.given_x() || p.dtype != DType::bf16) return false;
   const int64_t rows = p.group() * (p.packed ? 1 : p.seqlen_q);
-  if (kernel_dim(p) == 128) return rows > 1;
-  return rows > 2 && !p.packed && !p.batch_invariant && p.batch * p.heads_kv >= kManyKeyHeads;
+  const bool any_batch = p.packed || p.batch_invariant;
+  if (kernel_dim(p) == 128) return rows > 1 && (any_batch || p.batch * p.heads_kv * rows > kBlocksInARound);
+  return rows > 2 && !any_batch && p.batch * p.heads_kv >= kManyKeyHeads;
 }
 
 Form form_of(const Problem& p) {
