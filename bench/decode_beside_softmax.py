@@ -2,6 +2,7 @@
 """Decode beside cuDNN's softmax in the same run: the table of docs/benchmarks/h200-decode.md.
 
     python bench/decode_beside_softmax.py [--dim 64 128] [--quick]
+    python bench/decode_beside_softmax.py --shape 128,1,8192,2 64,8,4096     # these alone: D, B, n and the group
 
 bf16, 8 key heads, token-major caches, f32 output, ridge 0.1. A time is that of one call inside a replayed CUDA graph of
 20 calls over inputs that take turns (400 MB or more, so that L2 serves none), the median of the replays. Softmax is
@@ -76,10 +77,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dim", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--quick", action="store_true", help="without pages, groups and several queries")
+    parser.add_argument("--shape", nargs="+", metavar="D,B,N[,GROUP]", help="these alone, instead of the table")
     options = parser.parse_args()
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, lla {lla.version()}\n")
     row("D, B, n", "solved, µs", "x given, µs", "cuDNN softmax, µs", "solved / softmax", "more, µs", "x given / softmax")
     row(*["---"] * 7)
+    for shape in options.shape or []:
+        dim, batch, length, *group = map(int, shape.split(","))
+        inputs = Inputs(dim, batch, length, *group)
+        solved, given_x, its = inputs.solved(), inputs.given_x(), Inputs(dim, batch, length).softmax()
+        row(shape.replace(",", ", "), solved, given_x, its, f"{solved / its:.2f}", solved - its, f"{given_x / its:.2f}")
+    if options.shape:
+        return
     softmax = {}
     for dim in options.dim:
         for batch, length in SHAPES:

@@ -161,8 +161,8 @@ struct UnitWarp {
       const auto rounded = [&](float x) { return __bfloat162float(__float2bfloat16_rn(x * inverse)); };
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
-        state.centre[16 * i + lane / 4] = rounded(column[i][0]),
-                                     state.centre[16 * i + 8 + lane / 4] = rounded(column[i][2]);
+        state.centre[16 * i + lane / 4] = rounded(column[i][0]);
+        state.centre[16 * i + 8 + lane / 4] = rounded(column[i][2]);
       }
     }
     const float key = largest_key.of_warp(), value = largest_value.of_warp();
