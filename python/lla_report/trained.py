@@ -267,6 +267,26 @@ def steps_at(record, epoch):
     return None if epoch is None else round(epoch * record["steps"] / max(1, len(record["test"])))
 
 
+def plateau_panels(runs, view):
+    """Accuracy against steps, first seed: a panel for each learning rate and number of examples, so that models are compared at the same ones."""
+    rates, numbers = sorted({r["learning_rate"] for r in runs.records}), [examples for (examples,) in runs.settings]
+    columns = min(len(numbers), 2 if view.narrow else 4)
+    places = [(rate, examples) for rate in rates for examples in numbers]
+    fig, axes = figure(view, -(-len(places) // columns), columns, panel=(2.6, 1.9), sharey=True)
+    for axis, (rate, examples) in zip((a for row in axes for a in row), places):
+        digits, exponent = f"{rate:e}".split("e")
+        for m in reversed(runs.models):
+            for record in (r for r in runs.first_seed((examples,), m) if r["learning_rate"] == rate and r["test"]):
+                epochs = range(1, len(record["test"]) + 1)
+                axis.plot([steps_at(record, epoch) for epoch in epochs], list(itertools.accumulate(record["test"], max)), color=view.theme.models[m], label=LABELS[m],
+                          marker=MARKERS[m], ms=3, markevery=max(1, len(epochs) // 8))
+        axis.set_ylim(-0.03, 1.03)
+        axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=4, integer=True))
+        axis.set_xlabel("steps")
+        axis.set_title(f"{examples:,} examples, {float(digits):g}e{int(exponent)}")
+    return finished(fig, axes, len(places), "best accuracy so far", False, runs.models)
+
+
 def plateau(results):
     """One setting with several numbers of examples: when accuracy leaves its plateau, and how long the rise takes."""
     runs = Runs(results, ("examples",), "test_accuracy", False)
@@ -294,8 +314,8 @@ def plateau(results):
     first = runs.records[0]
     intro = (f"Associative recall, L = {first['length']}, {first['pairs']} pairs, with several numbers of training examples and every learning rate. {setup(results)}")
     return Section("recall-plateau", "Associative recall: plateau and transition", intro, f"<strong>Plateau:</strong> {sentences[0]}",
-                   [Figure("recall_plateau", save(lambda v: curves(runs, v, "test", "epoch", "best accuracy so far", False, "{:,} examples"), results.directory, "recall_plateau"),
-                           "Accuracy against epochs at each model's best learning rate",
+                   [Figure("recall_plateau", save(lambda v: plateau_panels(runs, v), results.directory, "recall_plateau"),
+                           "Accuracy against steps, by learning rate and number of examples",
                            "Gated DeltaNet: an extended plateau, then an abrupt transition whose timing depends on learning rate and dataset size. LLA: consistent, gradual improvement.",
                            bullets(sentences), results.command)],
                    [table(["examples", "model", *(f"{r:g}" for r in rates)], rows, "Steps from 10 % to 90 % accuracy, by learning rate; –: not reached.")])

@@ -98,6 +98,18 @@ def test_no_line_across_a_setting_that_was_not_run(tmp_path):
     assert lines[LABELS["lla"]] == [0.9] * 3 and lines[LABELS["mesanet"]] == pytest.approx([0.5, math.nan, 0.5], nan_ok=True)
 
 
+def test_the_plateau_shows_every_rate(tmp_path):
+    records = [accuracy(model, rate, 1, 1.0, steps, length=128, pairs=16, examples=examples)
+               for examples, steps in ((20_000, 78), (40_000, 156)) for rate in (1e-4, 1e-3) for model in ("lla", "softmax")
+               if (model, rate) != ("softmax", 1e-4)]
+    runs = Runs(trained_results(tmp_path / "recall", records), ("examples",), "test_accuracy", False)
+    fig = trained.plateau_panels(runs, View(LIGHT, False))
+    shown = [a for a in fig.axes if a.get_visible()]
+    assert [a.get_title() for a in shown] == [f"{n:,} examples, {rate}" for rate in ("1e-4", "1e-3") for n in (20_000, 40_000)]
+    assert [len(a.lines) for a in shown] == [1, 1, 2, 2]
+    assert [a.lines[0].get_xdata()[-1] for a in shown] == [78, 156, 78, 156]
+
+
 def test_sizes_that_were_not_run_are_said(tmp_path):
     def regression(model, segment, error):
         return {**accuracy(model, 1e-3, 1, error, 300, length=512, segment=segment), "test_error": error, "test_error_chosen_on_test": error}
