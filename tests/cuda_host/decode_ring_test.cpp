@@ -1,16 +1,15 @@
-// Who waits for whom in the ring of the Hopper decode's streaming kernel (stages.cuh), modelled: warps as coroutines,
-// barriers of which only the parity of a phase is known, copies that take any time and land in any order. Whoever has
-// waited for a position finds its keys there, those who multiply find what was converted for them, and all come to their
-// end. Without the wait for the stage's last use (wait_for) they do not: seen on an H200 as a kernel that did not end.
+// Who waits for whom in the ring of the Hopper decode's streaming kernel (stages.cuh), modelled: barriers of
+// which only the parity of a phase is known, copies that take any time and land in any order. Whoever has waited for a
+// position finds its keys there, those who multiply find what was converted for them, and all come to their end. Without
+// the wait for the stage's last use (wait_for) they do not: seen on an H200 as a kernel that did not end.
 #include <gtest/gtest.h>
 
-#include <coroutine>
+#include <algorithm>
 #include <cstdint>
-#include <exception>
 #include <functional>
-#include <memory>
 #include <queue>
 #include <random>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -42,50 +41,42 @@ struct Barrier {
   Clock* clock = nullptr;
   int expected = 1, pending = 1;
   uint32_t ended = 0;
-  std::vector<std::pair<uint32_t, std::coroutine_handle<>>> waiting = {};
+  std::vector<std::function<void()>> waiting = {};
 
   bool passes(uint32_t parity) const { return ((ended - 1) & 1) == parity; }
   void arrive() {
     if (--pending > 0) return;
     pending = expected;
     ++ended;
-    auto all = std::move(waiting);
-    waiting.clear();
-    for (auto& [parity, who] : all) {
-      if (passes(parity)) {
-        clock->at(0, [who = who] { who.resume(); });
-      } else {
-        waiting.emplace_back(parity, who);
-      }
-    }
-  }
-  auto wait(uint32_t parity) {
-    struct Awaiter {
-      Barrier& barrier;
-      uint32_t parity;
-      bool await_ready() const { return barrier.passes(parity); }
-      void await_suspend(std::coroutine_handle<> who) const { barrier.waiting.emplace_back(parity, who); }
-      void await_resume() const {}
-    };
-    return Awaiter{*this, parity};
+    for (auto& who : std::exchange(waiting, {})) clock->at(0, std::move(who));
   }
 };
 
+// What a warp does, step by step: wait for a barrier, do something, spend some time.
 struct Warp {
-  struct promise_type {
-    Warp get_return_object() { return {std::coroutine_handle<promise_type>::from_promise(*this)}; }
-    std::suspend_never initial_suspend() const { return {}; }
-    std::suspend_always final_suspend() const noexcept { return {}; }
-    void return_void() const {}
-    void unhandled_exception() const { std::terminate(); }
+  struct Step {
+    Barrier* barrier;
+    uint32_t parity;
+    std::function<void()> what;
+    int64_t most;  // time it takes
   };
-  std::coroutine_handle<promise_type> handle;
+  std::vector<Step> steps = {};
+  size_t next = 0;
+
+  void wait(Barrier& barrier, uint32_t parity) {
+    steps.push_back({&barrier, parity, [] {}, 0});
+  }
+  void act(std::function<void()> what) { steps.push_back({nullptr, 0, std::move(what), 0}); }
+  void spend(int64_t most) {
+    steps.push_back({nullptr, 0, [] {}, most});
+  }
 };
 
 struct Unit {
   int before, tiles;  // stages
   bool known;         // no reference key is needed
 };
+int64_t count(const Unit& u) { return u.before + u.tiles + 1; }
 
 struct Block {
   const int stages, warps, reference;
@@ -96,7 +87,7 @@ struct Block {
   std::vector<Barrier> loaded, full, empty;
   Barrier taken[2], ready[2], left[2], done[2];
   std::vector<int64_t> holds, converted;  // position of the keys in a stage, and of what was made of them
-  int wrong = 0, ended = 0;
+  int wrong = 0;
   std::vector<Warp> all;
 
   Block(int stages_, int warps_, int reference_, bool exact_, std::vector<Unit> units_, int seed)
@@ -107,121 +98,128 @@ struct Block {
     left[0] = left[1] = Barrier{&clock, warps, warps};
     holds.assign(stages, -1), converted.assign(stages, -1);
   }
-  ~Block() {
-    for (Warp& warp : all) warp.handle.destroy();
-  }
 
-  auto spend(int most) {
-    struct Awaiter {
-      Clock& clock;
-      int64_t delay;
-      bool await_ready() const { return false; }
-      void await_suspend(std::coroutine_handle<> who) const {
-        clock.at(delay, [who] { who.resume(); });
-      }
-      void await_resume() const {}
-    };
-    return Awaiter{clock, std::uniform_int_distribution<int64_t>(0, most)(random)};
-  }
+  int64_t draw(int64_t low, int64_t high) { return std::uniform_int_distribution<int64_t>(low, high)(random); }
   int stage_of(int64_t position) const { return static_cast<int>(position % stages); }
   uint32_t parity_of(int64_t position) const { return static_cast<uint32_t>(position / stages) & 1; }
-  auto last_use(int64_t position) {
-    return empty[stage_of(position)].wait(exact ? parity_of(position) ^ 1 : (empty[stage_of(position)].ended - 1) & 1);
+  static uint32_t use_of(size_t unit) { return static_cast<uint32_t>(unit / 2) & 1; }  // of the two places for units
+
+  // As wait_for of stages.cuh, and a look at what is there.
+  void wait_for(Warp& warp, int64_t position) {
+    if (exact) warp.wait(empty[stage_of(position)], parity_of(position) ^ 1);
+    warp.wait(loaded[stage_of(position)], parity_of(position));
+    look(warp, position);
   }
-  auto keys(int64_t position) { return loaded[stage_of(position)].wait(parity_of(position)); }
-  void expect(bool right) { wrong += !right; }
-  static int64_t count(const Unit& u) { return u.before + u.tiles + 1; }
+  void look(Warp& warp, int64_t position) {
+    warp.act([this, position] { wrong += holds[stage_of(position)] != position; });
+  }
+  void hand_on(Warp& warp, int64_t position) {
+    warp.act([this, position] {
+      converted[stage_of(position)] = position;
+      full[stage_of(position)].arrive();
+    });
+  }
 
   Warp fetch(int latency) {
+    Warp warp;
     int64_t position = 0;
     for (size_t i = 0; i < units.size(); ++i) {
-      if (i >= 2) co_await done[i & 1].wait((i / 2 - 1) & 1);
-      taken[i & 1].arrive();
+      if (i >= 2) warp.wait(done[i & 1], use_of(i - 2));
+      warp.act([this, i] { taken[i & 1].arrive(); });
       for (int n = 0; n < count(units[i]); ++n, ++position) {
-        const int stage = stage_of(position);
-        co_await empty[stage].wait(parity_of(position) ^ 1);
+        warp.wait(empty[stage_of(position)], parity_of(position) ^ 1);
         const bool apart = n + 1 == count(units[i]);  // the last is filled by the warp that looks after units
-        const int64_t delay = apart ? 0 : std::uniform_int_distribution<int64_t>(1, latency)(random);
-        clock.at(delay, [this, stage, position] { holds[stage] = position, loaded[stage].arrive(); });
-        co_await spend(2);
+        warp.act([this, position, apart, latency] {
+          clock.at(apart ? 0 : draw(1, latency), [this, position] {
+            holds[stage_of(position)] = position;
+            loaded[stage_of(position)].arrive();
+          });
+        });
+        warp.spend(2);
       }
-      if (std::uniform_int_distribution<int>(0, 1)(random)) co_await spend(50);  // finding the next may take a while
+      if (draw(0, 1) == 0) warp.spend(50);  // finding the next may take a while
     }
-    ++ended;
+    return warp;
   }
   Warp look_after_units(int busy) {
+    Warp warp;
     int64_t base = 0, base_before = 0;
     for (size_t i = 0; i <= units.size(); ++i) {
       if (i < units.size()) {
         const Unit& u = units[i];
-        co_await taken[i & 1].wait((i / 2) & 1);
-        for (int n = 0; !u.known && n < (u.before > 0 ? u.before : std::min(u.tiles, reference)); ++n) {
-          co_await last_use(base + n);
-          co_await keys(base + n);
-          expect(holds[stage_of(base + n)] == base + n);
-        }
-        co_await spend(busy);
-        for (int n = 0; n < u.before; ++n) {
-          converted[stage_of(base + n)] = base + n;
-          full[stage_of(base + n)].arrive();
-        }
-        ready[i & 1].arrive();
+        warp.wait(taken[i & 1], use_of(i));
+        const int first = u.known ? 0 : u.before > 0 ? u.before : std::min(u.tiles, reference);
+        for (int n = 0; n < first; ++n) wait_for(warp, base + n);
+        warp.spend(busy);
+        for (int n = 0; n < u.before; ++n) hand_on(warp, base + n);
+        warp.act([this, i] { ready[i & 1].arrive(); });
       }
       if (i > 0) {
-        co_await left[(i - 1) & 1].wait(((i - 1) / 2) & 1);
         const int64_t position = base_before + count(units[i - 1]) - 1;
-        co_await last_use(position);
-        co_await keys(position);
-        expect(holds[stage_of(position)] == position);
-        co_await spend(busy);
-        converted[stage_of(position)] = position;
-        full[stage_of(position)].arrive();
-        done[(i - 1) & 1].arrive();
+        warp.wait(left[(i - 1) & 1], use_of(i - 1));
+        wait_for(warp, position);
+        warp.spend(busy);
+        hand_on(warp, position);
+        warp.act([this, i] { done[(i - 1) & 1].arrive(); });
       }
       base_before = base;
       if (i < units.size()) base += count(units[i]);
     }
-    ++ended;
+    return warp;
   }
-  Warp convert(int warp, int busy) {
+  Warp convert(int number, int busy) {
+    Warp warp;
     int64_t base = 0;
     for (size_t i = 0; i < units.size(); ++i) {
-      co_await ready[i & 1].wait((i / 2) & 1);
-      for (int tile = warp; tile < units[i].tiles; tile += warps) {
+      warp.wait(ready[i & 1], use_of(i));
+      for (int tile = number; tile < units[i].tiles; tile += warps) {
         const int64_t position = base + units[i].before + tile;
-        co_await last_use(position);
-        co_await keys(position);
-        expect(holds[stage_of(position)] == position);
-        co_await spend(busy);
-        expect(holds[stage_of(position)] == position);  // nobody has written over it meanwhile
-        converted[stage_of(position)] = position;
-        full[stage_of(position)].arrive();
+        wait_for(warp, position);
+        warp.spend(busy);
+        look(warp, position);  // nobody has written over it meanwhile
+        hand_on(warp, position);
       }
-      left[i & 1].arrive();
+      warp.act([this, i] { left[i & 1].arrive(); });
       base += count(units[i]);
     }
-    ++ended;
+    return warp;
   }
   Warp multiply(int busy) {
-    int64_t all_positions = 0;
-    for (const Unit& u : units) all_positions += count(u);
-    for (int64_t position = 0; position < all_positions; ++position) {
-      co_await full[stage_of(position)].wait(parity_of(position));
-      expect(converted[stage_of(position)] == position);
-      co_await spend(busy);
-      empty[stage_of(position)].arrive();
+    Warp warp;
+    int64_t end = 0;
+    for (const Unit& u : units) end += count(u);
+    for (int64_t position = 0; position < end; ++position) {
+      warp.wait(full[stage_of(position)], parity_of(position));
+      warp.act([this, position] { wrong += converted[stage_of(position)] != position; });
+      warp.spend(busy);
+      warp.act([this, position] { empty[stage_of(position)].arrive(); });
     }
-    ++ended;
+    return warp;
   }
 
+  void go_on(Warp& warp) {
+    while (warp.next < warp.steps.size()) {
+      const Warp::Step& step = warp.steps[warp.next];
+      if (step.barrier != nullptr && !step.barrier->passes(step.parity)) {  // looks again when a phase has ended
+        step.barrier->waiting.emplace_back([this, &warp] { go_on(warp); });
+        return;
+      }
+      ++warp.next;
+      step.what();
+      if (step.most > 0) {
+        clock.at(draw(0, step.most), [this, &warp] { go_on(warp); });
+        return;
+      }
+    }
+  }
   // Whether all came to their end and found what they had waited for.
   bool run(int latency, int busy) {
-    all.push_back(fetch(latency));
-    all.push_back(look_after_units(busy));
-    for (int warp = 0; warp < warps; ++warp) all.push_back(convert(warp, busy));
-    all.push_back(multiply(busy / 4 + 1));
+    all = {fetch(latency), look_after_units(busy), multiply(busy / 4 + 1)};
+    for (int number = 0; number < warps; ++number) all.push_back(convert(number, busy));
+    for (Warp& warp : all) clock.at(0, [this, &warp] { go_on(warp); });
     clock.run();
-    return wrong == 0 && ended == static_cast<int>(all.size());
+    const bool ended = std::all_of(all.begin(), all.end(), [](const Warp& w) { return w.next == w.steps.size(); });
+    return wrong == 0 && ended;
   }
 };
 
