@@ -424,6 +424,37 @@ TEST_P(GpuDecode, AFullMachineOfLongCachesRepeatsItself) {
   }
 }
 
+// Every block with several units that are about as long as its ring, many calls one behind the other: where the keys of a
+// unit come to a place whose last keys have not landed yet.
+TEST_P(GpuDecode, ShortUnitsRepeatThemselves) {
+  const CacheIssue many = [](const lla_forward_args* args) {
+    lla_status status = LLA_OK;
+    for (int i = 0; i < (reduced() ? 3 : 60) && status == LLA_OK; ++i) status = lla_forward(args);
+    return status;
+  };
+  for (const int64_t dim : {64, 128}) {
+    std::vector<CachedSequence> sequences;
+    for (int b = 0; b < (reduced() ? 12 : 300); ++b) {
+      sequences.push_back({1, std::vector<int64_t>{288, 700, 129, 352, 60, 704, 320, 300, 90, 640}[b % 10]});
+    }
+    const CacheSpec spec = decoding(dim, sequences);
+    if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
+    const std::vector<Inputs> inputs = make_cache_inputs(spec, data::Kind::randn, 0.1, 7);
+    const CacheForward want = cache_oracle(spec, inputs);
+    CacheForward first;
+    for (int run = 0; run < 3; ++run) {
+      const CacheForward got = run_cache(spec, inputs, implementation(), nullptr, many);
+      ASSERT_EQ(got.status, LLA_OK) << got.message;
+      if (run == 0) first = got;
+      for (size_t b = 0; b < inputs.size(); ++b) {
+        EXPECT_LE(relative_error(got.o[b], want.o[b]), 2.5e-3) << "sequence " << b << ", dim " << dim;
+        EXPECT_TRUE(identical(got.o[b], first.o[b])) << "sequence " << b << ", dim " << dim;
+      }
+      if (HasFailure()) return;
+    }
+  }
+}
+
 // So many rows that a block's part of one is thousands of keys: sums on the tensor cores lose digits the longer they are.
 TEST_P(GpuDecode, LongPartsOfEveryKind) {
   if (implementation() != "sm90") GTEST_SKIP() << "only the Hopper kernels split rows by their number";
