@@ -73,30 +73,41 @@ def row(*cells):
     print("| " + " | ".join(c if isinstance(c, str) else f"{c:.1f}" for c in cells) + " |", flush=True)
 
 
+def beside(label, solved, given_x, softmax):
+    row(label, solved, given_x, softmax, f"{solved / softmax:.2f}", solved - softmax, f"{given_x / softmax:.2f}")
+
+
+def shape_of(text):
+    try:
+        dim, batch, length, group = (int(x) for x in (text if text.count(",") == 3 else text + ",1").split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not D,B,N or D,B,N,GROUP") from None
+    return dim, batch, length, group
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dim", type=int, nargs="+", default=[64, 128])
+    parser.add_argument("--dim", type=int, nargs="+", help="of the table; default: 64 128")
     parser.add_argument("--quick", action="store_true", help="without pages, groups and several queries")
-    parser.add_argument("--shape", nargs="+", metavar="D,B,N[,GROUP]", help="these alone, instead of the table")
+    parser.add_argument("--shape", type=shape_of, nargs="+", metavar="D,B,N[,GROUP]", help="these alone, instead of the table")
     options = parser.parse_args()
+    if options.shape and (options.dim or options.quick):
+        parser.error("--shape is instead of the table that --dim and --quick are about")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, lla {lla.version()}\n")
     row("D, B, n", "solved, µs", "x given, µs", "cuDNN softmax, µs", "solved / softmax", "more, µs", "x given / softmax")
     row(*["---"] * 7)
-    for shape in options.shape or []:
-        dim, batch, length, *group = map(int, shape.split(","))
-        inputs = Inputs(dim, batch, length, *group)
-        solved, given_x, its = inputs.solved(), inputs.given_x(), Inputs(dim, batch, length).softmax()
-        row(shape.replace(",", ", "), solved, given_x, its, f"{solved / its:.2f}", solved - its, f"{given_x / its:.2f}")
+    for dim, batch, length, group in options.shape or []:
+        inputs = Inputs(dim, batch, length, group)
+        beside(f"{dim}, {batch}, {length}, group of {group}", inputs.solved(), inputs.given_x(), Inputs(dim, batch, length).softmax())
     if options.shape:
         return
     softmax = {}
-    for dim in options.dim:
+    for dim in options.dim or (64, 128):
         for batch, length in SHAPES:
             inputs = Inputs(dim, batch, length)
             solved, given_x, its = inputs.solved(), inputs.given_x(), inputs.softmax()
             softmax[dim, batch, length] = its
-            row(f"{dim}, {batch}, {length}", solved, given_x, its, f"{solved / its:.2f}", solved - its,
-                f"{given_x / its:.2f}")
+            beside(f"{dim}, {batch}, {length}", solved, given_x, its)
             if (batch, length) == (32, 16384) and not options.quick:
                 for page_size in (16, 1):
                     paged = Inputs(dim, batch, length, page_size=page_size)

@@ -67,7 +67,7 @@ def emulated(q, k, v, ridges, lengths):
     first = np.exp2(2 * (logits[:FIRST] - logits[:FIRST].max()))
     first[first.argmax()] = 0
     centre = bfloat(first @ k[:FIRST] / max(first.sum(), 1e-300))
-    k_scale, v_scale = power_of_two(np.abs(k[:FIRST] - centre).max()), power_of_two(np.abs(v[:FIRST]).max())
+    k_scale, v_scale = power_of_two(np.abs(k[:FIRST]).max()), power_of_two(np.abs(v[:FIRST]).max())
     apart_key = half(half((k[top] - centre) * k_scale) * root[top]) / root[top] / k_scale
     apart = root[top] ** 2
     root = np.where(np.arange(len(k)) == top, 0, root)

@@ -388,14 +388,16 @@ TEST_P(GpuDecode, SameBitsAgain) {
   }
 }
 
+template <int kTimes>
+lla_status calls_in_a_row(const lla_forward_args* args) {
+  lla_status status = LLA_OK;
+  for (int i = 0; i < kTimes && status == LLA_OK; ++i) status = lla_forward(args);
+  return status;
+}
+
 // Calls one behind the other that keep all multiprocessors and the memory busy, every block with several long units: who
 // is first among the warps of a block is another in every run, and shows in the bits where somebody did not wait.
 TEST_P(GpuDecode, AFullMachineOfLongCachesRepeatsItself) {
-  const CacheIssue several = [](const lla_forward_args* args) {
-    lla_status status = LLA_OK;
-    for (int i = 0; i < 6 && status == LLA_OK; ++i) status = lla_forward(args);
-    return status;
-  };
   for (const int64_t dim : {64, 128}) {
     CacheSpec spec = decoding(dim, std::vector<CachedSequence>(reduced() ? 3 : 72, {1, reduced() ? 700 : 5000}));
     spec.order = PageOrder::shared;  // equal sequences: one in fp64 stands for all
@@ -410,7 +412,7 @@ TEST_P(GpuDecode, AFullMachineOfLongCachesRepeatsItself) {
       const std::vector<Inputs> all(spec.sequences.size(), same);
       CacheForward first;
       for (int run = 0; run < 3; ++run) {
-        const CacheForward got = run_cache(spec, all, implementation(), nullptr, several);
+        const CacheForward got = run_cache(spec, all, implementation(), nullptr, calls_in_a_row<6>);
         ASSERT_EQ(got.status, LLA_OK) << got.message;
         if (run == 0) first = got;
         for (size_t b = 0; b < all.size(); ++b) {
@@ -427,11 +429,7 @@ TEST_P(GpuDecode, AFullMachineOfLongCachesRepeatsItself) {
 // Every block with several units that are about as long as its ring, many calls one behind the other: where the keys of a
 // unit come to a place whose last keys have not landed yet.
 TEST_P(GpuDecode, ShortUnitsRepeatThemselves) {
-  const CacheIssue many = [](const lla_forward_args* args) {
-    lla_status status = LLA_OK;
-    for (int i = 0; i < (reduced() ? 3 : 60) && status == LLA_OK; ++i) status = lla_forward(args);
-    return status;
-  };
+  const CacheIssue many = reduced() ? calls_in_a_row<3> : calls_in_a_row<60>;
   for (const int64_t dim : {64, 128}) {
     std::vector<CachedSequence> sequences;
     for (int b = 0; b < (reduced() ? 12 : 300); ++b) {

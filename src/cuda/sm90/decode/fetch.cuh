@@ -219,11 +219,9 @@ struct Fetcher {
     for (int part = 0; part < 3; ++part) {
       const bool reference = part == 0;
       const int from = part == 2 ? early : 0;
+      const int count = reference ? steps.before : part == 1 ? early : steps.tiles - early;
       bring(u.unit, reference ? aligned(u.unit.row.begin) : u.unit.start + from * C::kStageKeys,
-            reference ? u.unit.row : u.unit.keys,
-            reference   ? steps.before
-            : part == 1 ? early
-                        : steps.tiles - early);
+            reference ? u.unit.row : u.unit.keys, count);
       if (part == 1) take_unit(u.unit.local);
     }
     wait_empty();  // the last is filled by the warp that looks after units

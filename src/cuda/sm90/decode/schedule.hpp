@@ -59,7 +59,7 @@ constexpr int32_t clamp_to(int64_t x, int32_t low, int32_t high) {
   return static_cast<int32_t>(x < low ? low : x > high ? high : x);
 }
 
-// Of numbers that are not negative. A division of 64 bits takes a thread of a GPU as long as a load from memory.
+// Of numbers that are not negative. A GPU has no instruction for it, and its routine for 64 bits is a long one.
 constexpr int64_t quotient(int64_t a, int64_t b) {
   return (a | b) >> 32 == 0 ? static_cast<uint32_t>(a) / static_cast<uint32_t>(b) : a / b;
 }

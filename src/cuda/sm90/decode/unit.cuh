@@ -169,7 +169,8 @@ struct UnitWarp {
     if (lane == 0) {
       const float from_max = second > -INFINITY ? second : top > -INFINITY ? top : 0;
       state.row_max = static_cast<int>(ceilf(fmaxf(fminf(from_max, 1e6f), -1e6f)));
-      // To [2^-4, 2^-3): r reaches 2^11, so later elements may be 2^8 times larger.
+      // To [2^-4, 2^-3): r reaches 2^11, so later values may be 2^8 times larger, keys, which may be twice as far from
+      // the reference, 2^7 times.
       state.row_key_scale = tensor::power_of_two_scale(key) * 0x1p-18f;
       state.row_value_scale = tensor::power_of_two_scale(value) * 0x1p-18f;
     }
