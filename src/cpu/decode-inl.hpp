@@ -172,6 +172,7 @@ void statistics_of_span(DecodeUnit<T>& unit, int64_t span, const DecodeWorker<T>
   }
   const T* const shift = unit.shifted ? unit.shift : nullptr;
   TilePair keys(unit.call->k, p.dim);
+  KeyReader<T> reader(p, size.key_stride, shift, queries, unit.rows, worker);
   const int64_t first = unit.base + span * unit.span_keys, last = std::min(first + unit.span_keys, unit.end);
   for (int64_t sum = first; sum < last; sum += kDecodeSum) {
     std::fill_n(worker.triangle, unit.rows * size.entries, T{0});
@@ -179,10 +180,8 @@ void statistics_of_span(DecodeUnit<T>& unit, int64_t span, const DecodeWorker<T>
       const TileSource tile = tile_at(unit, at, span);
       keys.move_to(tile);
       uint8_t bad[kDecodeTile] = {};
-      if (load_keys<true>(tile, keys.now(), TileRows(), p, size.key_stride, shift, queries, unit.rows, worker.keys,
-                          worker.dots, bad)) {
-        mark_bad(unit, span, tile, bad);
-      }
+      reader.template read<true, true>(tile, keys.now(), TileRows(), bad);
+      if (reader.any_bad()) mark_bad(unit, span, tile, bad);
       for (int64_t i = 0; i < unit.rows; ++i) {
         if (unit.row[i].state != DecodeState::solving) continue;
         add_matrix_tile(unit, span, i, tile, size, worker, sum > first, keys.soon());
@@ -218,8 +217,8 @@ void add_values(DecodeUnit<T>& unit, int64_t span, const TileSource& tile, const
 }
 
 // A pass over a span's keys and values: of each tile the keys' products with the vectors, then what
-// `coefficients(tile)` makes of them for the rows named by `which`, then the sums of the values. Without `check` no key
-// is bad.
+// `coefficients(tile, its keys)` makes of them for the rows named by `which`, then the sums of the values. Without
+// `check` no key is bad.
 template <class T, class Coefficients>
 HWY_INLINE void pass_over_span(DecodeUnit<T>& unit, int64_t span, const DecodeWorker<T>& worker,
                                const DecodeSizes& size, const T* const* vectors, int64_t vector_count, bool check,
@@ -227,19 +226,16 @@ HWY_INLINE void pass_over_span(DecodeUnit<T>& unit, int64_t span, const DecodeWo
   const core::Problem& p = unit.call->problem;
   const T* const shift = unit.shifted ? unit.shift : nullptr;
   TilePair keys(unit.call->k, p.dim), values(unit.call->v, p.value_dim);
+  KeyReader<T> reader(p, size.key_stride, shift, vectors, vector_count, worker);
   const int64_t first = unit.base + span * unit.span_keys, last = std::min(first + unit.span_keys, unit.end);
   for (int64_t at = first; at < last; at += kDecodeTile) {
     const TileSource tile = tile_at(unit, at, span);
     uint8_t bad[kDecodeTile] = {};
     keys.move_to(tile);
     values.move_to(tile);
-    const auto load_tile = [&](auto kCheck) HWY_ATTR {
-      return load_keys<kCheck()>(tile, keys.now(), values.soon(), p, size.key_stride, shift, vectors, vector_count,
-                                 worker.keys, worker.dots, bad);
-    };
-    const bool bad_keys = check ? load_tile(std::true_type()) : load_tile(std::false_type());
-    coefficients(tile);
-    add_values(unit, span, tile, values.now(), keys.soon(), size, worker, which, rows, bad, bad_keys);
+    coefficients(tile, check ? reader.template read<true, false>(tile, keys.now(), values.soon(), bad)
+                             : reader.template read<false, false>(tile, keys.now(), values.soon(), bad));
+    add_values(unit, span, tile, values.now(), keys.soon(), size, worker, which, rows, bad, reader.any_bad());
   }
 }
 
@@ -257,7 +253,7 @@ void steered_sums_of_span(DecodeUnit<T>& unit, int64_t span, const DecodeWorker<
     vectors[rows + i] = unit.row[i].vector;
     clear_sums<T>(unit.sums[span * kDecodeRows + i], size, false);
   }
-  const auto coefficients = [&](const TileSource& tile) HWY_ATTR {
+  const auto coefficients = [&](const TileSource& tile, const Readable<T>&) HWY_ATTR {
     for (int64_t i = 0; i < rows; ++i) {
       SpanSums& sums = unit.sums[span * kDecodeRows + i];
       T* const dots = worker.dots + i * kDecodeTile;
@@ -301,7 +297,7 @@ void apply_to_span(DecodeUnit<T>& unit, int64_t span, const DecodeWorker<T>& wor
     vectors[rows++] = unit.row[i].vector;
   }
   if (rows == 0) return;
-  const auto coefficients = [&](const TileSource& tile) HWY_ATTR {
+  const auto coefficients = [&](const TileSource& tile, const Readable<T>& keys) HWY_ATTR {
     for (int64_t n = 0; n < rows; ++n) {
       const DecodeRow<T>& row = unit.row[which[n]];
       SpanSums& sums = unit.sums[span * kDecodeRows + which[n]];
@@ -323,7 +319,7 @@ void apply_to_span(DecodeUnit<T>& unit, int64_t span, const DecodeWorker<T>& wor
       sums.coefficients += static_cast<double>(hn::GetLane(hn::SumOfLanes(Tag<T>(), total)));
       if constexpr (kImage) {
         HWY_ALIGN T image[kMaxChannels];
-        sum_rows(u, worker.keys, size.key_stride, tile.count, image);
+        sum_rows(keys, TileRows(), size.key_stride, 1, u, image);
         add_to(sums.image, image, size.key_stride);
       }
     }

@@ -69,8 +69,6 @@ struct TileRows {
     const int64_t width = t.dtype == DType::f64 ? 8 : t.dtype == DType::f32 ? 4 : 2;
     count = from.count;
     lines = t.stride[3] == 1 ? (channels * width + 63) / 64 : 1;
-    // Rows one behind the other are foreseen but for the first lines of a memory page.
-    if (t.stride[1] == channels && from.call.cache.page_size == 0) lines = 1;
     if (count == 0) return;
     KeyCursor at = from.cursor(t);
     const char* const data = static_cast<const char*>(t.data);
@@ -79,15 +77,26 @@ struct TileRows {
     } else {
       for (int64_t j = 0; j < count; ++j, at.next()) row[j] = data + at.offset() * width;
     }
-    for (int64_t j = count; j < round_up(count, 4); ++j) row[j] = row[count - 1];
+    repeat_last();
   }
-  // Asks for four rows that will be read soon: the hardware may not foresee where they lie, and all of a tile at once
-  // would wait for each other.
+  template <class T>
+  void point_to(const T* tile, int64_t stride, int64_t rows) {
+    count = rows;
+    for (int64_t j = 0; j < count; ++j) row[j] = reinterpret_cast<const char*>(tile + j * stride);
+    repeat_last();
+  }
+  // Asks for four rows that will be read soon, every line of them: the hardware foresees less than that, even of rows
+  // one behind the other. All of a tile at once would wait for each other.
   HWY_INLINE void fetch(int64_t j) const {
     if (j >= count) return;
     for (int64_t line = 0; line < lines; ++line) {
-      for (int64_t m = 0; m < 4; ++m) __builtin_prefetch(row[j + m] + 64 * line, 0, 2);
+      for (int64_t m = 0; m < 4; ++m) __builtin_prefetch(row[j + m] + 64 * line, 0, 3);
     }
+  }
+
+ private:
+  void repeat_last() {
+    for (int64_t j = count; j < round_up(count, 4); ++j) row[j] = row[count - 1];
   }
 };
 
@@ -113,21 +122,36 @@ class TilePair {
   bool started_ = false;
 };
 
-// Calls visit(Stored()) with the stored type of t, if its rows can be read a vector of T at a time; else returns false.
+// Rows that can be read a vector of T at a time: as they are stored, `shift` (or null) still to be subtracted, or a
+// copy.
+template <class T>
+struct Readable {
+  const TileRows* rows;
+  DType dtype;
+  const T* shift;
+
+  Readable(const TileRows& stored, const core::Operand& t, const T* less)
+      : rows(&stored), dtype(t.dtype), shift(less) {}
+  explicit Readable(const TileRows& copied)
+      : rows(&copied), dtype(sizeof(T) == 8 ? DType::f64 : DType::f32), shift(nullptr) {}
+};
+template <class T>
+bool has_vectors(const core::Operand& t, int64_t channels, int64_t stride) {
+  return t.stride[3] == 1 && channels == stride && (sizeof(T) == 8 || t.dtype != DType::f64);
+}
+
+// Calls visit(Stored(), whether there is a shift), both as types.
 template <class T, class Visit>
-HWY_INLINE bool with_vectors(const core::Operand& t, int64_t channels, const Visit& visit) {
-  if (t.stride[3] != 1 || channels % kLanes<T> != 0) return false;
-  switch (t.dtype) {
-    case DType::f32: visit(float()); return true;
-    case DType::bf16: visit(core::bf16()); return true;
-    case DType::f16: visit(core::f16()); return true;
-    case DType::f64:
-      if constexpr (sizeof(T) == 8) {
-        visit(double());
-        return true;
-      }
-      return false;
-    default: return false;
+HWY_INLINE void visit_stored(const Readable<T>& from, const Visit& visit) {
+  const auto with_shift = [&](auto stored) HWY_ATTR {
+    from.shift ? visit(stored, std::true_type()) : visit(stored, std::false_type());
+  };
+  switch (from.dtype) {
+    case DType::bf16: return with_shift(core::bf16());
+    case DType::f16: return with_shift(core::f16());
+    case DType::f32: return with_shift(float());
+    default:
+      if constexpr (sizeof(T) == 8) with_shift(double());
   }
 }
 
@@ -178,44 +202,12 @@ HWY_INLINE void sum_four(const Vec<float>* v, float* to) {
 }
 #endif
 
-// dots[i][j] = row j . vectors[i], rows [0, count) and on to a multiple of 4; dots are kDecodeTile apart.
-template <int kCount, class T>
-HWY_NOINLINE void tile_dots(const T* tile, int64_t stride, int64_t count, const T* const* vectors, T* dots) {
-  for (int64_t j = 0; j < count; j += 4) {
-    const T* const rows = tile + j * stride;
-    Vec<T> sums[kCount][4];
-    for (auto& of_vector : sums) {
-      for (auto& sum : of_vector) sum = hn::Zero(Tag<T>());
-    }
-    for (int64_t c = 0; c < stride; c += kLanes<T>) {
-      const Vec<T> k[4] = {load(rows + c), load(rows + stride + c), load(rows + 2 * stride + c),
-                           load(rows + 3 * stride + c)};
-      for (int i = 0; i < kCount; ++i) {
-        const auto u = load(vectors[i] + c);
-        for (int m = 0; m < 4; ++m) sums[i][m] = hn::MulAdd(k[m], u, sums[i][m]);
-      }
-    }
-    for (int i = 0; i < kCount; ++i) sum_four(sums[i], dots + i * kDecodeTile + j);
-  }
-}
-template <class T>
-void tile_dots(const T* tile, int64_t stride, int64_t count, const T* const* vectors, int64_t vector_count, T* dots) {
-  switch (vector_count) {
-    case 0: return;
-    case 1: return tile_dots<1>(tile, stride, count, vectors, dots);
-    case 2: return tile_dots<2>(tile, stride, count, vectors, dots);
-    case 3: return tile_dots<3>(tile, stride, count, vectors, dots);
-    default: break;
-  }
-  tile_dots<4>(tile, stride, count, vectors, dots);
-  tile_dots(tile, stride, count, vectors + 4, vector_count - 4, dots + 4 * kDecodeTile);
-}
-
-// The same for rows as they are stored, which are converted, shifted and kept in `tile` on the way. Returns the bits of
-// the largest magnitude, where asked for.
-template <int kCount, bool kCheck, bool kShift, class Stored, class T>
-HWY_NOINLINE Bits<T> load_dots(const TileRows& from, const TileRows& soon, int64_t stride, const T* shift,
-                               const T* const* vectors, T* tile, T* dots) {
+// dots[i][j] = row j . vectors[i], rows [0, count) and on to a multiple of 4; dots are kDecodeTile apart. With kKeep the
+// rows are kept in `tile` on the way. `soon`: rows that come next. Returns the bits of the largest magnitude as stored,
+// where asked for.
+template <int kCount, bool kCheck, bool kKeep, bool kShift, class Stored, class T>
+HWY_NOINLINE Bits<T> row_dots(const TileRows& from, const TileRows& soon, int64_t stride, const T* shift,
+                              const T* const* vectors, T* tile, T* dots) {
   const hn::RebindToSigned<Tag<T>> di;
   auto largest = hn::Zero(di);
   const T* u[kCount];
@@ -234,7 +226,7 @@ HWY_NOINLINE Bits<T> load_dots(const TileRows& from, const TileRows& soon, int64
         auto k = load_stored<T>(row[m] + c);
         if (kCheck) largest = hn::Max(largest, hn::BitCast(di, hn::Abs(k)));
         if (kShift) k = hn::Sub(k, load(shift + c));
-        store(k, to + m * stride + c);
+        if (kKeep) store(k, to + m * stride + c);
         for (int i = 0; i < kCount; ++i) sums[i][m] = hn::MulAdd(k, load(u[i] + c), sums[i][m]);
       }
     }
@@ -242,37 +234,73 @@ HWY_NOINLINE Bits<T> load_dots(const TileRows& from, const TileRows& soon, int64
   }
   return kCheck ? static_cast<Bits<T>>(hn::GetLane(hn::MaxOfLanes(di, largest))) : Bits<T>{0};
 }
-
-// Reads a tile of keys and its products with the vectors. With kCheck, keys that are not finite are zero and marked,
-// and the result is whether there are any; without, there must be none. `soon`: rows that come next.
-template <bool kCheck, class T>
-bool load_keys(const TileSource& from, const TileRows& rows, const TileRows& soon, const core::Problem& p,
-               int64_t stride, const T* shift, const T* const* vectors, int64_t vector_count, T* tile, T* dots,
-               uint8_t* bad) {
-  const core::Operand& t = from.call.k;
-  Bits<T> largest = key_limit<T>(p);
-  const bool read =
-      stride == p.dim && with_vectors<T>(t, p.dim, [&](auto stored) HWY_ATTR {
-        using Stored = decltype(stored);
-        const auto load = [&](auto kCount) HWY_ATTR {
-          largest = shift ? load_dots<kCount(), kCheck, true, Stored>(rows, soon, stride, shift, vectors, tile, dots)
-                          : load_dots<kCount(), kCheck, false, Stored>(rows, soon, stride, shift, vectors, tile, dots);
-        };
-        switch (std::min<int64_t>(vector_count, 4)) {
-          case 1: return load(std::integral_constant<int, 1>());
-          case 2: return load(std::integral_constant<int, 2>());
-          case 3: return load(std::integral_constant<int, 3>());
-          default: return load(std::integral_constant<int, 4>());
-        }
-      });
-  if (read && (!kCheck || largest < key_limit<T>(p))) {
-    if (vector_count > 4) tile_dots(tile, stride, from.count, vectors + 4, vector_count - 4, dots + 4 * kDecodeTile);
-    return false;
+template <bool kCheck, bool kKeep, class T>
+Bits<T> row_dots(const Readable<T>& from, const TileRows& soon, int64_t stride, const T* const* vectors,
+                 int64_t vector_count, T* tile, T* dots) {
+  Bits<T> largest = 0;
+  visit_stored(from, [&](auto stored, auto kShift) HWY_ATTR {
+    const auto count = [&](auto kCount) HWY_ATTR {
+      largest = row_dots<kCount(), kCheck, kKeep, kShift(), decltype(stored)>(*from.rows, soon, stride, from.shift,
+                                                                              vectors, tile, dots);
+    };
+    switch (std::min<int64_t>(vector_count, 4)) {
+      case 1: return count(std::integral_constant<int, 1>());
+      case 2: return count(std::integral_constant<int, 2>());
+      case 3: return count(std::integral_constant<int, 3>());
+      default: return count(std::integral_constant<int, 4>());
+    }
+  });
+  if (vector_count > 4) {
+    row_dots<false, false>(from, TileRows(), stride, vectors + 4, vector_count - 4, tile, dots + 4 * kDecodeTile);
   }
-  const bool any = load_any_tile(from, t, p.dim, stride, shift, key_limit<T>(p), tile, bad);
-  tile_dots(tile, stride, from.count, vectors, vector_count, dots);
-  return any;
+  return largest;
 }
+
+// Reads the tiles of one pass over keys, and their products with a few vectors into the worker's dots.
+template <class T>
+class KeyReader {
+ public:
+  KeyReader(const core::Problem& p, int64_t stride, const T* shift, const T* const* vectors, int64_t vector_count,
+            const DecodeWorker<T>& worker)
+      : stride_(stride),
+        vector_count_(vector_count),
+        limit_(key_limit<T>(p)),
+        shift_(shift),
+        vectors_(vectors),
+        tile_(worker.keys),
+        dots_(worker.dots) {
+    copied_.point_to(tile_, stride, kDecodeTile);
+  }
+  // Returns where the tile's keys can be read again: as stored, or in the worker's tile, where they are with kKeep and
+  // where they cannot be read as stored. With kCheck, keys that are not finite are zero and marked in `bad`; without,
+  // there must be none. `soon`: rows that come next.
+  template <bool kCheck, bool kKeep>
+  Readable<T> read(const TileSource& from, const TileRows& rows, const TileRows& soon, uint8_t* bad) {
+    const core::Operand& t = from.call.k;
+    const int64_t channels = from.call.problem.dim;
+    any_bad_ = false;
+    if (has_vectors<T>(t, channels, stride_)) {
+      const Readable<T> stored(rows, t, shift_);
+      const Bits<T> largest = row_dots<kCheck, kKeep>(stored, soon, stride_, vectors_, vector_count_, tile_, dots_);
+      if (!kCheck || largest < limit_) return stored;
+    }
+    any_bad_ = load_any_tile(from, t, channels, stride_, shift_, limit_, tile_, bad);
+    copied_.count = from.count;
+    const Readable<T> copied(copied_);
+    row_dots<false, false>(copied, TileRows(), stride_, vectors_, vector_count_, tile_, dots_);
+    return copied;
+  }
+  bool any_bad() const { return any_bad_; }  // of the last tile
+
+ private:
+  int64_t stride_, vector_count_;
+  Bits<T> limit_;
+  const T* shift_;
+  const T* const* vectors_;
+  T *tile_, *dots_;
+  TileRows copied_;
+  bool any_bad_ = false;
+};
 
 constexpr int kAccumulators = kRows == 12 ? 24 : 12;  // registers for sums
 
@@ -302,28 +330,10 @@ HWY_INLINE void outer_block(const T* HWY_RESTRICT a, const T* HWY_RESTRICT b, in
   }
 }
 
-// c = sum over j of a[j] row j.
-template <int N, class T>
-HWY_INLINE void sum_columns(const T* a, const T* tile, int64_t stride, int64_t from, int64_t count, T* c) {
-  for (; from + N * kLanes<T> <= stride; from += N * kLanes<T>) {
-    Vec<T> sums[N];
-    for (auto& sum : sums) sum = hn::Zero(Tag<T>());
-    for (int64_t j = 0; j < count; ++j) {
-      const auto factor = splat(a[j]);
-      for (int n = 0; n < N; ++n) sums[n] = hn::MulAdd(factor, load(tile + j * stride + from + n * kLanes<T>), sums[n]);
-    }
-    for (int n = 0; n < N; ++n) store(sums[n], c + from + n * kLanes<T>);
-  }
-  if constexpr (N > 1) sum_columns<N / 2>(a, tile, stride, from, count, c);
-}
-template <class T>
-HWY_NOINLINE void sum_rows(const T* a, const T* tile, int64_t stride, int64_t count, T* c) {
-  sum_columns<8>(a, tile, stride, 0, count, c);
-}
-
-// The sums of M coefficients a row, kDecodeTile apart, with rows as they are stored.
-template <int M, int N, class Stored, class T>
-HWY_INLINE void sum_stored(const T* a, const TileRows& rows, const TileRows& soon, int64_t from, int64_t stride, T* c) {
+// The sums of M coefficients a row, kDecodeTile apart, with rows.
+template <int M, int N, bool kShift, class Stored, class T>
+HWY_INLINE void sum_columns(const T* a, const TileRows& rows, const TileRows& soon, int64_t from, int64_t stride,
+                            const T* shift, T* c) {
   for (; from + N * kLanes<T> <= stride; from += N * kLanes<T>) {
     Vec<T> sums[M][N];
     for (int m = 0; m < M; ++m) {
@@ -333,7 +343,10 @@ HWY_INLINE void sum_stored(const T* a, const TileRows& rows, const TileRows& soo
       if (from == 0 && j % 4 == 0) soon.fetch(j);
       const Stored* const row = reinterpret_cast<const Stored*>(rows.row[j]) + from;
       Vec<T> v[N];
-      for (int n = 0; n < N; ++n) v[n] = load_stored<T>(row + n * kLanes<T>);
+      for (int n = 0; n < N; ++n) {
+        v[n] = load_stored<T>(row + n * kLanes<T>);
+        if (kShift) v[n] = hn::Sub(v[n], load(shift + from + n * kLanes<T>));
+      }
       for (int m = 0; m < M; ++m) {
         const auto factor = splat(a[m * kDecodeTile + j]);
         for (int n = 0; n < N; ++n) sums[m][n] = hn::MulAdd(factor, v[n], sums[m][n]);
@@ -343,7 +356,28 @@ HWY_INLINE void sum_stored(const T* a, const TileRows& rows, const TileRows& soo
       for (int n = 0; n < N; ++n) store(sums[m][n], c + m * stride + from + n * kLanes<T>);
     }
   }
-  if constexpr (N > 1) sum_stored<M, N / 2, Stored>(a, rows, soon, from, stride, c);
+  if constexpr (N > 1) sum_columns<M, N / 2, kShift, Stored>(a, rows, soon, from, stride, shift, c);
+}
+// c[i] = sum over j of a[i][j] row j, for 1, 2 or a multiple of 2 coefficients a row; c's rows are `stride` apart.
+template <class T>
+void sum_rows(const Readable<T>& from, const TileRows& soon, int64_t stride, int64_t coefficients, const T* a, T* c) {
+  constexpr int kMost = kAccumulators / 3 * 2;
+  visit_stored(from, [&](auto stored, auto kShift) HWY_ATTR {
+    using Stored = decltype(stored);
+    const auto sum = [&](auto kCount, const T* of, T* to) HWY_ATTR {
+      sum_columns<kCount(), std::min(8, kMost / kCount()), kShift(), Stored>(of, *from.rows, soon, 0, stride,
+                                                                             from.shift, to);
+    };
+    if (coefficients == 1) return sum(std::integral_constant<int, 1>(), a, c);
+    for (int64_t i = 0; i < coefficients; i += 4) {
+      const T* const of = a + i * kDecodeTile;
+      if (coefficients - i > 2) {
+        sum(std::integral_constant<int, 4>(), of, c + i * stride);
+      } else {
+        sum(std::integral_constant<int, 2>(), of, c + i * stride);
+      }
+    }
+  });
 }
 
 template <class T>
@@ -359,22 +393,15 @@ template <class T>
 bool sum_values(const TileSource& from, const TileRows& rows, const TileRows& soon, const core::Problem& p,
                 int64_t stride, int64_t coefficients, const T* a, T* values, T* c, uint8_t* bad) {
   const core::Operand& t = from.call.v;
-  constexpr int kMost = kAccumulators / 3 * 2;
-  const bool read = stride == p.value_dim && with_vectors<T>(t, p.value_dim, [&](auto stored) HWY_ATTR {
-                      using Stored = decltype(stored);
-                      for (int64_t i = 0; i < coefficients; i += 4) {
-                        const T* const of = a + i * kDecodeTile;
-                        if (coefficients - i > 2) {
-                          sum_stored<4, kMost / 4, Stored>(of, rows, soon, 0, stride, c + i * stride);
-                        } else {
-                          sum_stored<2, kMost / 2, Stored>(of, rows, soon, 0, stride, c + i * stride);
-                        }
-                      }
-                    });
-  // Whatever its coefficient, a value that is not finite makes every sum of its channel so.
-  if (read && all_finite(c, coefficients * stride)) return false;
+  if (has_vectors<T>(t, p.value_dim, stride)) {
+    sum_rows(Readable<T>(rows, t, nullptr), soon, stride, coefficients, a, c);
+    // Whatever its coefficient, a value that is not finite makes every sum of its channel so.
+    if (all_finite(c, coefficients * stride)) return false;
+  }
   const bool any = load_any_tile<T>(from, t, p.value_dim, stride, nullptr, infinity_bits<T>(), values, bad);
-  for (int64_t i = 0; i < coefficients; ++i) sum_rows(a + i * kDecodeTile, values, stride, from.count, c + i * stride);
+  TileRows copied;
+  copied.point_to(values, stride, from.count);
+  sum_rows(Readable<T>(copied), TileRows(), stride, coefficients, a, c);
   return any;
 }
 
