@@ -501,7 +501,7 @@ TEST(Parameters, CountsAgreeWithSoftmaxOrTheDifferenceIsKnown) {
                     recall = recall_config(Mixer::softmax, 8192, 256),
                     tracking = tracking_config(Mixer::softmax, 8192 + 30, 256);
   for (const Mixer mixer : all_mixers()) {
-    // W_lambda (width x head width) of LLA as in the paper, x (width x width) of Parallax: docs/experiments.md.
+    // W_lambda (width x head width) of LLA as in the paper, x (width x width) of Parallax: docs/experiments/models.md.
     const double known = mixer == Mixer::lla ? 1.115 : mixer == Mixer::parallax ? 1.23 : 1.10;
     EXPECT_LT(ratio(in_context_config(mixer, 272), regression), known) << name(mixer);
     EXPECT_GT(ratio(in_context_config(mixer, 272), regression), 0.90) << name(mixer);

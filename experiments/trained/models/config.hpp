@@ -1,4 +1,4 @@
-// What a model is: everything the paper leaves open is a field here; docs/experiments.md holds the table of choices.
+// What a model is: everything the paper leaves open is a field here; docs/experiments/models.md holds the table of choices.
 #pragma once
 
 #include <cstdint>
@@ -63,7 +63,7 @@ struct ModelConfig {
   int64_t chunk = 0;             // positions a chunk of the chunked forms; 0: each mixer's own choice
 };
 
-// The paper's set-ups, with what it leaves open chosen as in docs/experiments.md.
+// The paper's set-ups, with what it leaves open chosen as in docs/experiments/models.md.
 ModelConfig in_context_config(Mixer mixer, int64_t length, int64_t x_width = 32, int64_t y_width = 32);
 ModelConfig recall_config(Mixer mixer, int64_t vocabulary, int64_t length);
 ModelConfig tracking_config(Mixer mixer, int64_t vocabulary, int64_t length);

@@ -7,7 +7,7 @@
 
 namespace lla::trained {
 
-// The set-up of docs/experiments.md for this task, with what the config changes of it.
+// The set-up of docs/experiments/models.md for this task, with what the config changes of it.
 ModelConfig model_config(const std::string& task, const std::string& model, const Layout& layout, const Json& options);
 
 }  // namespace lla::trained
