@@ -12,6 +12,7 @@ namespace lla::bench {
 #if LLA_HAVE_OPENBLAS
 
 bool have_blas() { return true; }
+std::string blas_kernels() { return openblas_get_corename(); }
 
 BlasYardstick::BlasYardstick(int threads) : a_(kSize * kSize, 0.5f), b_(kSize * kSize, 0.25f), c_(kSize * kSize) {
   openblas_set_num_threads(threads);
@@ -30,6 +31,7 @@ double BlasYardstick::gflops() {
 #else
 
 bool have_blas() { return false; }
+std::string blas_kernels() { return {}; }
 BlasYardstick::BlasYardstick(int) {}
 double BlasYardstick::gflops() { return 0; }
 

@@ -110,9 +110,13 @@ void run(const BenchOptions& o, BenchReport& report, const std::function<void(do
       report.notes.begin(),
       "products: FLOPs of the products over (query, visible key) pairs that were executed, per second, best of the "
       "repeats;\n"
-      "with cached weights an iteration executes 2 products, otherwise 3. sgemm: 2048^3 by OpenBLAS in the same run.");
-  if (!bench::have_blas())
-    report.notes.push_back("This build has no BLAS to compare with (libopenblas-dev was not found).");
+      "with cached weights an iteration executes 2 products, otherwise 3.");
+  report.notes.push_back(
+      bench::have_blas()
+          ? fmt::format("sgemm: 2048^3 in the same run by OpenBLAS, which has chosen its kernels for {} here\n"
+                        "(OPENBLAS_CORETYPE chooses others; a processor it does not know gets older ones).",
+                        bench::blas_kernels())
+          : "This build has no BLAS to compare with (libopenblas-dev was not found).");
 }
 
 }  // namespace
