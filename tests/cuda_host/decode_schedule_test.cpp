@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <limits>
 #include <map>
 #include <random>
 #include <set>
@@ -391,6 +393,46 @@ TEST(DecodeSchedule, TheWorkspaceDoesNotGrowWithTheCache) {
             EXPECT_LE(layout.blocks, kMostBlocks);
           }
         }
+      }
+    }
+  }
+}
+
+// Whatever the device reads, also sequences that claim more rows than the host's bound of them: no share for a block
+// that the host has not launched, and no partial behind the workspace's.
+TEST(DecodeSchedule, NoMoreBlocksThanAreLaunched) {
+  std::mt19937 random(3);
+  const auto draw = [&](int low, int high) { return std::uniform_int_distribution<int>(low, high)(random); };
+  for (int turn = 0; turn < 400; ++turn) {
+    const int32_t n = draw(1, 70), group = 1 << draw(0, 3);
+    std::vector<int32_t> keys, rows;
+    for (int32_t b = 0; b < n; ++b) keys.push_back(draw(0, 2000)), rows.push_back(draw(0, 7) > 0 ? 1 : draw(0, 9));
+    Batch batch(keys, rows, 8 * group, group);
+    Shape& p = batch.shape;
+    p.seqlen_q = draw(1, 9);
+    p.most_rows = draw(0, 1) == 0 ? 32 : std::numeric_limits<int32_t>::max();
+    p.invariant = draw(0, 1) == 1, p.max_length = 2000;
+    const int dim = draw(1, 2) * 64, multiprocessors = draw(0, 3) == 0 ? draw(1, 256) : 132;
+    const Form form = std::array{Form::solved, Form::moments, Form::bundles}[static_cast<size_t>(draw(0, 2))];
+    p.bundle = bundle_of(form, dim);
+    const int64_t pieces = p.invariant ? most_pieces((p.max_length + kGranule - 1) / kGranule) : 0;
+    int32_t claimed = 0;
+    int64_t all = 0;
+    for (int32_t b = 0; b < n; claimed = rows_claimed(p, claimed, b), ++b) all += sequence_at(p, b, claimed).rows;
+    if (all == 0) continue;
+    const Layout layout(all, dim, form, multiprocessors, p.seqlen_q * group > p.bundle, pieces);
+    const int64_t room = layout.records / partial_bytes(form, dim);
+    for (int64_t first = 0; first < all; first += layout.rows_at_once) {
+      p.first_row = static_cast<int32_t>(first);
+      p.row_count = static_cast<int32_t>(std::min<int64_t>(all - first, layout.rows_at_once));
+      int blocks = 1;
+      for (int block = 0; block < blocks; ++block) {
+        for (Walk walk = start_of(p, block, wave_of(form, multiprocessors), blocks); walk.left > 0;) {
+          const Unit u = take(p, walk);
+          ASSERT_LT(u.partial, room) << "turn " << turn;
+          ASSERT_LT(u.local, p.row_count) << "turn " << turn;
+        }
+        ASSERT_LE(blocks, layout.blocks) << "turn " << turn;
       }
     }
   }

@@ -199,8 +199,10 @@ constexpr int blocks_for(const Shape& p, int64_t steps, int64_t live, bool shari
   if (p.invariant) return static_cast<int>(steps < waves * p.wave ? steps : waves * p.wave);
   return working_blocks(steps, live, static_cast<int>(waves * p.wave));
 }
+// As the host knows it, who has launched no more blocks: a sequence may claim more rows than it may have.
 constexpr bool shares_keys(const Shape& p, const Sequence& s) {
-  return s.rows > 0 && int64_t{s.length_q} * p.group > p.bundle;
+  const int32_t rows = s.length_q < p.seqlen_q ? s.length_q : p.seqlen_q;
+  return s.rows > 0 && int64_t{rows} * p.group > p.bundle;
 }
 // Rows of a launch that are put together in clusters.
 constexpr int32_t few_rows(int multiprocessors) { return multiprocessors / 4; }
