@@ -11,14 +11,9 @@ struct GivenXHead {
   float max, omega, omega_e, centre;  // max in log2 units; omega_e = Σ w (e - centre)
   int32_t invalid;
 };
-// Puts the parts of a row together: a thread a column. kBundle: rows whose sums lie together; at most `rows_of_bundle`
-// of them are there.
+// Puts the parts of a row of a bundle together: a thread a column. kBundle: rows whose sums lie together.
 template <int kDim, int kBundle>
-__global__ void __launch_bounds__(kDim) given_x_merge_kernel(const __grid_constant__ Params p, int rows_of_bundle) {
-  wait_for_last_kernel();
-  let_next_kernel_begin();
-  const int bundle = blockIdx.x / rows_of_bundle, i_row = blockIdx.x % rows_of_bundle;
-  if (bundle >= *p.live_rows || i_row >= p.records[bundle].rows) return;
+__device__ __forceinline__ void merge_row(const Params& p, int bundle, int i_row) {
   const RowRecord record = row_of(p, p.records[bundle], i_row);
   const int parts = record.last - record.first + 1, j = threadIdx.x;
   const auto part_of = [&](int i) {
@@ -59,6 +54,20 @@ __global__ void __launch_bounds__(kDim) given_x_merge_kernel(const __grid_consta
     report_row(p, record, invalid ? LLA_ROW_INVALID : LLA_ROW_NAN);
   } else if (!p.solved_x) {  // otherwise the solve has said it
     report_row(p, record, LLA_ROW_OK);
+  }
+}
+
+// At most `rows_of_bundle` rows of a bundle are there, by the host's bound. A sequence that claims more rows than it may
+// have is not usable, and says so in all of them.
+template <int kDim, int kBundle>
+__global__ void __launch_bounds__(kDim) given_x_merge_kernel(const __grid_constant__ Params p, int rows_of_bundle) {
+  wait_for_last_kernel();
+  let_next_kernel_begin();
+  const int bundle = blockIdx.x / rows_of_bundle;
+  if (bundle >= *p.live_rows) return;
+#pragma unroll 1
+  for (int i = blockIdx.x % rows_of_bundle; i < p.records[bundle].rows; i += rows_of_bundle) {
+    merge_row<kDim, kBundle>(p, bundle, i);
   }
 }
 
