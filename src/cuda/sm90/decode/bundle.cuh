@@ -181,13 +181,14 @@ struct BundlePass {
     if (u.first) feed.invalid |= others_miss_a_page(p.cache, u, threadIdx.x, C::kThreads);
     stream(feed, u, next);
     const bool wrong = __syncthreads_or(feed.invalid) || u.invalid;
+    const int all = u.rows;  // once the last are published the first thread writes another unit over this one
     float* const partial = p.partials + int64_t{u.partial} * kBundleRows * given_x_row_floats(C::kDim);
 #pragma unroll
     for (int n = 0; n < kQuads; ++n) {
       float* const to = partial + n * kQuadRows * given_x_row_floats(C::kDim);
 #pragma unroll
       for (int first = 0; first < kQuadRows; first += kPublished) {
-        const int rows = min(kPublished, u.rows - n * kQuadRows - first);
+        const int rows = min(kPublished, all - n * kQuadRows - first);
         if (rows > 0) publish(quad[n], to, first, rows, wrong);
       }
     }
