@@ -21,6 +21,9 @@ struct MomentsConfig {
   static constexpr int kRows = moments_bundle(kDim);
   static constexpr int kStages = kDim == 128 ? 12 : 16;
   static constexpr int kAhead = kStages - kWeighers;  // of them asked for before they are needed
+  // A tile is asked for by the warp that has asked for the last one of its stage, or when a unit begins, with nothing
+  // under way: who waits for that last one to be multiplied cannot take the end of an earlier use for it.
+  static_assert(kStages % kWeighers == 0);
   static constexpr int kQuarters = kMomentsKeys / kWarpKeys, kRawSlots = kStages * kQuarters;
   static constexpr int kDisplaced = kWarpKeys / kRows;  // keys of a row that a warp has displaced, at most
   static constexpr int kBoxBytes = kMomentsKeys * 128;

@@ -365,6 +365,8 @@ struct Weigher {
       s.head[slot].flags = (n == 0 ? kFresh : 0) | (n + 1 == tiles ? kEnd : 0);
       s.head[slot].partial = partial;
     }
+    // Keys that threads have stored: what the copy engine brings the products see without a fence.
+    if (C::kSmallPages || !p.cache.vectors) fence_async_proxy();
     __syncwarp();
     s.full[slot].arrive_for_warp();
   }
