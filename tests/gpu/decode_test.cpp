@@ -271,6 +271,37 @@ TEST_P(GpuDecode, LengthsOutOfBounds) {
   }
 }
 
+// A sequence that claims more rows than the host's bound of them: all of its rows say so, and the others, which are more
+// than there are multiprocessors, are right.
+TEST_P(GpuDecode, MoreRowsThanTheirBound) {
+  for (const int64_t dim : {64, 128}) {
+    for (const RidgeShape ridge : {RidgeShape::token, RidgeShape::none}) {
+      for (const int64_t group : {1, 4}) {
+        std::vector<CachedSequence> sequences(40, {1, 300});
+        sequences[1] = {3, 300}, sequences[2] = {0, 300};
+        CacheSpec spec = decoding(dim, sequences);
+        spec.ridge = ridge;
+        spec.packed = true;
+        spec.heads_kv = 8, spec.heads_q = 8 * group;
+        if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
+        const std::vector<Inputs> inputs = make_cache_inputs(spec, data::Kind::randn, 0.1, 5);
+        const CacheForward oracle = cache_oracle(spec, inputs);
+        const CacheForward got =
+            run_cache(spec, inputs, implementation(), [](lla_forward_args& a) { a.max_seqlen_q = 1; });
+        ASSERT_EQ(got.status, LLA_OK) << got.message;
+        for (size_t b = 0; b < sequences.size(); ++b) {
+          if (b == 1) {
+            expect_invalid_rows(got, b);
+            continue;
+          }
+          EXPECT_LE(relative_error(got.o[b], oracle.o[b]), 2.5e-3) << "sequence " << b << " of " << spec.text();
+          for (const int status : got.row_status[b]) EXPECT_EQ(status, LLA_ROW_OK) << "sequence " << b;
+        }
+      }
+    }
+  }
+}
+
 // Four keys eight times as long as the others, and queries that lean to them.
 void add_sinks(const CacheSpec& spec, std::vector<Inputs>& inputs) {
   for (size_t b = 0; b < inputs.size(); ++b) {

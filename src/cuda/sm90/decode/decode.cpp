@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 #include "core/text.hpp"
@@ -23,7 +24,8 @@ Params params_of(const core::ForwardCall& call) {
   out.cache.table = call.cache.table, out.cache.table_stride = call.cache.table_stride;
   out.max_length = static_cast<int32_t>(call.cache.max_length);
   out.cache.page_size = static_cast<int32_t>(std::min(call.cache.page_size, kLargestLength));
-  out.cache.pages = static_cast<int32_t>(call.cache.pages);
+  // Tables count in 32 bits: what is behind the largest of them no entry reaches.
+  out.cache.pages = static_cast<int32_t>(std::min<int64_t>(call.cache.pages, std::numeric_limits<int32_t>::max()));
   out.q = call.q, out.o = call.o, out.ridge = call.ridge, out.x = call.x;
   out.cu_q = p.packed ? call.cu_seqlens_q : nullptr;
   out.info = call.info;

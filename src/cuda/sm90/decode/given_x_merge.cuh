@@ -61,7 +61,8 @@ __device__ __forceinline__ void merge_row(const Params& p, int bundle, int i_row
 // have is not usable, and says so in all of them. As many blocks at a time as there are threads for: the kernel waits for
 // memory.
 template <int kDim, int kBundle>
-__global__ void __launch_bounds__(kDim, 2048 / kDim) given_x_merge_kernel(const __grid_constant__ Params p, int rows_of_bundle) {
+__global__ void __launch_bounds__(kDim, 2048 / kDim)
+    given_x_merge_kernel(const __grid_constant__ Params p, int rows_of_bundle) {
   wait_for_last_kernel();
   let_next_kernel_begin();
   const int bundle = blockIdx.x / rows_of_bundle;
