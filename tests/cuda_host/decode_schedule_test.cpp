@@ -237,6 +237,35 @@ TEST(DecodeSchedule, WindowsPaddingAndRandomBatches) {
   }
 }
 
+// A row's place on the line is as long as the longest row of its sequence, or a tile longer, whatever the window; and
+// where its last step begins can be counted, up to the longest cache there may be.
+TEST(DecodeSchedule, ALineNoLongerThanItsRows) {
+  std::mt19937 random(17);
+  const auto draw = [&](int64_t low, int64_t high) {
+    return static_cast<int32_t>(std::uniform_int_distribution<int64_t>(low, high)(random));
+  };
+  for (int turn = 0; turn < 20000; ++turn) {
+    const int32_t most = draw(0, 1) == 0 ? 2000 : std::numeric_limits<int32_t>::max() - 1024;
+    Batch batch({draw(0, 1) == 0 ? most - draw(0, 300) : draw(0, most)}, {draw(1, 32)}, 1, 1);
+    Shape& p = batch.shape;
+    p.max_length = most, p.invariant = draw(0, 1) == 1;
+    p.left = draw(-1, draw(0, 1) == 0 ? 300 : most), p.right = draw(-1, draw(0, 1) == 0 ? 40 : most);
+    batch.first_key[0] = draw(0, 1) == 0 ? 0 : draw(0, batch.lengths[0]);
+    const Sequence s = sequence_at(p, 0, 0);
+    int32_t longest = 0;
+    for (int32_t i = 0; i < s.length_q; ++i) {
+      const Keys keys = keys_of(p, s, i);
+      longest = std::max(longest, keys.end - aligned(keys.begin));
+      EXPECT_LE(int64_t{aligned(keys.begin)} + int64_t{s.steps - 1} * s.step * kGranule,
+                std::numeric_limits<int32_t>::max());
+    }
+    EXPECT_GE(int64_t{s.granules} * kGranule, longest);
+    EXPECT_LE(s.granules, std::max<int64_t>(1, (int64_t{longest} + kAlign + kGranule - 1) / kGranule))
+        << "window " << p.left << ", " << p.right << ", length " << s.length;
+    if (HasFailure()) return;
+  }
+}
+
 // options.batch_invariant: the parts of a row are a matter of its own length, and there is room for all of them.
 TEST(DecodeSchedule, CutByTheirOwnLengthsAlone) {
   const auto cuts = [](Batch batch, int32_t sequence, int wave) {

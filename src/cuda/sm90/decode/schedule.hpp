@@ -111,13 +111,12 @@ constexpr void take_place(const Shape& p, Sequence& s) {
   s.rows = bundles_of(p, s.length_q) * (p.heads_q / p.group);
   const Keys a = keys_of(p, s, 0), z = last_keys_of(p, s, a);
   const int32_t keys_a = a.end - aligned(a.begin), keys_z = z.end - aligned(z.begin);
+  const int32_t all = z.end - aligned(a.begin);  // that any row sees
   int32_t most = keys_a > keys_z ? keys_a : keys_z;
   if (p.bundle > 1) {
-    most = z.end - aligned(a.begin);
-  } else if (s.length_q > 1 && p.left >= 0) {  // rows in the middle may see more than both ends
-    const int64_t window = p.right < 0 ? s.length : int64_t{p.left} + p.right + 1;
-    const int32_t all = s.length - aligned(s.first);
-    most = clamp_to(window + kAlign, most < all ? most : all, all);
+    most = all;
+  } else if (s.length_q > 1 && p.left >= 0 && p.right >= 0) {  // rows in the middle may see more than both ends
+    most = clamp_to(int64_t{p.left} + p.right + 1 + kAlign, most, all);
   }
   s.granules = most > 0 ? (most + kGranule - 1) / kGranule : 1;
   s.step = p.invariant ? piece_granules(s.granules) : 1;
