@@ -12,6 +12,7 @@ from .kvcache import lla_attention_with_kvcache
 class KVCache:
     """Keys and values of one layer for generation: preallocated, every sequence filled from the left to a length of its
     own. `seqlens` (int32, (batch,), where the keys are) holds the lengths; `first_key`, None or alike, hides left padding.
+    Tokens are taken back by lowering `seqlens` (drafts that were not accepted, a sequence that ended).
 
     page_size: None keeps (batch, capacity, heads, dim) for each of k and v. A number keeps pages of so many positions,
     (pages, page_size, heads, dim), and a page_table (batch, n): by default each sequence has pages of its own; with
@@ -53,6 +54,8 @@ class KVCache:
         self._notice_capture()
         if self._replayed:
             return self.capacity
+        if self._longest + tokens > self.capacity and len(self.seqlens) > 0 and not torch.compiler.is_compiling():
+            self._longest = int(self.seqlens.max())  # some may be shorter by now: waiting for that beats refusing
         if self._longest + tokens > self.capacity:
             raise ValueError(f"cache_seqlens: {self._longest} positions and {tokens} new ones do not fit a cache of "
                              f"{self.capacity}")
@@ -84,16 +87,17 @@ class KVCache:
 class RotaryEmbedding(nn.Module):
     """Rotary position embedding on (..., L, H, D), halves rotated against each other (as in Llama)."""
 
-    def __init__(self, head_dim: int, theta: float = 10000.0, device=None):
+    def __init__(self, head_dim: int, theta: float = 10000.0):
         super().__init__()
         if head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embeddings, not {head_dim}")
-        frequencies = theta ** (-torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim)
-        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.head_dim, self.theta = head_dim, theta
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """positions: (L,) or (B, L)."""
-        angles = positions[..., None, None].to(torch.float32) * self.frequencies  # (..., L, 1, D/2)
+        # Made anew, for a buffer would be rounded by module.to(bfloat16), and would hold anything after to_empty().
+        exponents = torch.arange(0, self.head_dim, 2, device=x.device, dtype=torch.float32) / self.head_dim
+        angles = positions[..., None, None].to(torch.float32) * self.theta ** -exponents  # (..., L, 1, D/2)
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         first, second = x.chunk(2, dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
@@ -162,7 +166,7 @@ class LocalLinearAttention(nn.Module):
         self.ridge_proj = nn.Linear(embed_dim, self._ridge_shape[0] * self._ridge_shape[1], bias=ridge_bias, **factory)
         self.q_norm = nn.RMSNorm(head_dim, **factory) if qk_norm else None
         self.k_norm = nn.RMSNorm(head_dim, **factory) if qk_norm else None
-        self.rope = RotaryEmbedding(head_dim, rope_theta, device) if rope else None
+        self.rope = RotaryEmbedding(head_dim, rope_theta) if rope else None
 
     def extra_repr(self) -> str:
         return (f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, head_dim={self.head_dim}, "

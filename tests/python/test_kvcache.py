@@ -190,6 +190,28 @@ def test_sequences_of_a_layers_cache_have_their_own_lengths(device):
         assert cache.seqlens.tolist() == [start[0], 0, start[2]]
 
 
+@pytest.mark.parametrize("page_size", [None, 4])
+def test_tokens_taken_back(device, page_size):
+    """Drafts of four tokens of which two are accepted fill a cache to its end; so do sequences that all start again."""
+    layer = lla.LocalLinearAttention(32, 4, 2, rope=True, solver="direct", device=device, dtype=torch.float32)
+    x = torch.randn(3, 24, 32, device=device)
+    with torch.no_grad():
+        want = layer(x)
+        cache = layer.make_cache(3, 24, page_size=page_size)
+        for _ in range(2):
+            for start in range(0, 21, 2):
+                part = x[:, start:start + 4].clone()
+                part[:, 2:] = 0 if start < 20 else part[:, 2:]  # rejected, unless they are the last
+                o = layer(part, cache=cache)
+                accepted = 2 if start < 20 else 4
+                assert_close(o[:, :accepted], want[:, start:start + accepted])
+                cache.seqlens -= 4 - accepted
+            with pytest.raises(ValueError, match="24 positions and 1 new ones do not fit"):
+                layer(x[:, :1], cache=cache)
+            assert cache.seqlens.tolist() == [24] * 3
+            cache.reset(torch.arange(3, device=device))
+
+
 def test_operators_of_caches(device):
     q, k, v, ridge = make_inputs(2, 1, 16, device=device, dtype=torch.float32)
     lengths = torch.tensor([5, 16], dtype=torch.int32, device=device)

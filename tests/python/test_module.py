@@ -64,6 +64,16 @@ def test_every_parameter_learns(device, variant):
     assert losses[-1] < 0.8 * losses[0]
 
 
+@pytest.mark.parametrize("how", ["bfloat16", "half", "double", "meta"])
+def test_positions_mean_the_same_however_the_layer_was_made(device, how):
+    layer = lla.LocalLinearAttention(32, 4, rope=True, device="meta" if how == "meta" else device)
+    layer = layer.to_empty(device=device) if how == "meta" else getattr(layer, how)()
+    q, positions = torch.randn(1, 9, 4, 8, device=device), 1000 * torch.arange(9, device=device)
+    want = lla.LocalLinearAttention(32, 4, rope=True, device=device).rope(q, positions)
+    assert torch.equal(layer.rope(q, positions), want)
+    assert not list(layer.rope.buffers())
+
+
 def test_ridge_stays_in_its_range(device):
     for ridge, size in (("head", (2, 5, 4)), ("dimension", (2, 5, 4, 8)), ("shared", (2, 5, 4, 8))):
         layer = lla.LocalLinearAttention(32, 4, ridge=ridge, ridge_min=0.25, device=device)
