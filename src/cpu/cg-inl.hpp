@@ -194,7 +194,7 @@ void start_cg(PanelBlock<T>& block, Panel<T>& panel, CgLanes<T>& s) {
 
 // Running lanes whose residual has reached their limit stop, if it is still their limit for the solution they have now.
 template <class T>
-void stop_lanes(const PanelBlock<T>& block, const Panel<T>& panel, CgLanes<T>& s) {
+void stop_lanes(const PanelBlock<T>& block, Panel<T>& panel, CgLanes<T>& s) {
   const SolutionSizes<T> sizes(panel, block.problem.dim);
   for (int64_t l = 0; l < kPanel<T>; ++l) {
     if (s.lane[l] != kRunning || s.rr[l] > s.limit[l]) continue;
@@ -205,6 +205,11 @@ void stop_lanes(const PanelBlock<T>& block, const Panel<T>& panel, CgLanes<T>& s
                          steepest, std::sqrt(static_cast<double>(s.query_squares[l])));
     const bool doubtful = s.precise[l] != 0 || s.rr_checked[l] > 0 || 2 * noise.drift > static_cast<double>(limit);
     s.noise[l] = noise.rounding + (doubtful ? 0.0 : noise.drift);
+    if (s.noise[l] > most_noise<T>(block.stop.residual) * std::sqrt(static_cast<double>(s.rr_start[l]))) {
+      panel.status[l] = LLA_ROW_BREAKDOWN;
+      s.lane[l] = kUnfinished;
+      continue;
+    }
     // What it will report, noise included, is to be within the limit, unless the arithmetic cannot give that.
     const T within = limit - static_cast<T>(s.noise[l]);
     s.limit[l] = 2 * within > limit ? within * within : limit * limit;
@@ -366,8 +371,7 @@ void finish_cg(Panel<T>& panel, CgLanes<T>& s) {
       panel.relative_residual[l] = 0;
       continue;
     }
-    double residual = std::sqrt(static_cast<double>(s.rr[l]));
-    if (s.lane[l] == kDone) residual += s.noise[l];
+    const double residual = std::sqrt(static_cast<double>(s.rr[l])) + s.noise[l];
     panel.relative_residual[l] = static_cast<T>(residual / std::sqrt(static_cast<double>(s.rr_start[l])));
   }
 }

@@ -64,6 +64,13 @@ T stop_limit(const core::StopRule& stop, const SolutionSizes<T>& x, const Panel<
   return static_cast<T>(stop.limit(sizes, panel.lane_end[l] - panel.lane_begin[l]));
 }
 
+// What a lane that says OK may report, relative to its right-hand side: its tolerance, or, where the arithmetic cannot
+// give that, what it still can on data that deserve an answer. A lane with more hidden from it has no solution.
+template <class T>
+double most_noise(double tolerance) {
+  return std::max(tolerance, sizeof(T) == 8 ? 1e-9 : 1e-3);
+}
+
 // How far b - A x may be from a lane's residual: by the recurrence's drift (each product k . u is off by about
 // epsilon |k| |u|, and the solution is the sum of the steps), and by the rounding of logits and sums, which a check
 // has too. rhs: |b|; keys: root of the mean |k|^2; steepest: the largest eigenvalue of A seen; query: |q| in the units
