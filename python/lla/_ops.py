@@ -46,15 +46,21 @@ def _hint(number):
     return number.node.hint if number.node.has_hint() else None
 
 
+def _check_devices(names, tensors):
+    """The dispatcher takes a call with one traced or meta tensor for a traced one, wherever the others are."""
+    for name, t in zip(names, tensors):
+        if t is not None and t.device != tensors[0].device:
+            raise ValueError(f"{name}: is on {t.device}, but {names[0]} is on {tensors[0].device}")
+
+
 def _describe(names, tensors):
     """The tensors as lla::check_shapes reads them."""
+    _check_devices(names, tensors)
     described = []
     for name, t in zip(names, tensors):
         if t is None:
             described.append(0)
             continue
-        if t.device != tensors[0].device:
-            raise ValueError(f"{name}: is on {t.device}, but q is on {tensors[0].device}")
         if t.dtype not in _DTYPES:
             raise ValueError(f"{name}: dtype is {t.dtype}, which lla does not know")
         described += [_DTYPES[t.dtype], int(t.device.type == "cuda"), t.dim()]
@@ -118,12 +124,16 @@ def _(grad_o, q, k, v, ridge, x, saved, *rest):
 
 
 @torch.library.register_fake("lla::cache_append")
-def _(*args):
-    return None
+def _(k, v, k_cache, v_cache, *rest):
+    names = ("k", "v", "k_cache", "v_cache", "seqlens", "slots", "page_table", "cu_seqlens")
+    _check_devices(names, (k, v, k_cache, v_cache, *rest))
 
 
 @torch.library.register_fake("lla::append_inference")
-def _(new_k, new_v, seqlens, q, k, v, *rest):
+def _(new_k, new_v, seqlens, q, k, v, ridge, x, *given):
+    rest = (*given, *_DEFAULTS[len(given):])
+    _check_devices(("q", "k", "v", "seqlens"), (q, new_k, new_v, seqlens))
+    _check_shapes(q, k, v, ridge, x, rest[:_OPTIONS], (seqlens, *rest[_OPTIONS + 1:]))
     return _fake_output(q, v)
 
 

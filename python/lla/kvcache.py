@@ -5,10 +5,11 @@ from typing import Optional, Tuple, Union
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from . import _ops, debug
 from ._errors import call, need_tensor, raise_ours
-from .functional import DEFAULT_OPTIONS, Ridge, _allows_tf32, _check_max_seqlen, _options, _ridge_tensor, attend
+from .functional import DEFAULT_OPTIONS, Ridge, _allows_tf32, _check_cu_seqlens, _check_max_seqlen, _options, _ridge_tensor, attend
 
 
 _NOTHING = contextlib.nullcontext()
@@ -22,6 +23,8 @@ def _lengths(name, value, batch, device, bound_wanted=True):
             raise ValueError(f"{name} must be an int32 ({batch},) tensor, not {value.dtype} {tuple(value.shape)}")
         on_host = bound_wanted and value.is_cpu and batch > 0 and not torch.compiler.is_compiling()
         longest = int(value.max()) if on_host else None
+        if value.dtype == torch.int64:  # what 32 bits cannot hold must not come out as another length
+            value = value.clamp(-1, 2**31 - 1)
         return value if value.dtype == torch.int32 and value.device == device else value.to(device, torch.int32), longest
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
         raise TypeError(f"{name} must be an integer, a tensor or None, not {type(value).__name__}")
@@ -41,6 +44,17 @@ def _page_table(page_table):
     return page_table.to(torch.int32)
 
 
+def _refuse_gradients(tensors):
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors if isinstance(t, Tensor)):
+        raise ValueError("attention over a cache has no gradient: call it under torch.no_grad(), or use lla_attention")
+
+
+def _note_writing(*caches):
+    """Torch does not see what our operators write: a backward pass that saved the caches is to notice."""
+    if not torch.compiler.is_compiling():
+        increment_version(caches)
+
+
 def cache_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, *,
                  cache_seqlens: Optional[Union[int, Tensor]] = None, slots: Optional[Tensor] = None,
                  page_table: Optional[Tensor] = None, cu_seqlens: Optional[Tensor] = None):
@@ -51,12 +65,18 @@ def cache_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, *,
     on the device, a sequence (with slots a token) that does not fit writes nothing and the others proceed."""
     for name, tensor in (("k", k), ("v", v), ("k_cache", k_cache), ("v_cache", v_cache)):
         need_tensor(name, tensor)
+    _refuse_gradients((k, v, k_cache, v_cache))
+    packed = cu_seqlens is not None
+    if packed:
+        _check_cu_seqlens("cu_seqlens", cu_seqlens)
     lengths = None
     if cache_seqlens is not None:
-        packed = cu_seqlens is not None
+        if k.dim() != (3 if packed else 4):
+            raise ValueError(f"k has {k.dim()} dimensions, not {3 if packed else 4}")
         batch = cu_seqlens.shape[0] - 1 if packed else k.shape[0]
         lengths, _ = _lengths("cache_seqlens", cache_seqlens, batch, k.device)
     call(_ops.cache_append, k, v, k_cache, v_cache, lengths, slots, _page_table(page_table), cu_seqlens)
+    _note_writing(k_cache, v_cache)
 
 
 def _check_given(q, k_cache, v_cache, k, v, cache_seqlens, page_table, cu_seqlens_q, max_seqlen_q, learned):
@@ -68,6 +88,9 @@ def _check_given(q, k_cache, v_cache, k, v, cache_seqlens, page_table, cu_seqlen
         raise ValueError("give both k and v or neither")
     if (cu_seqlens_q is None) != (max_seqlen_q is None):
         raise ValueError("give both cu_seqlens_q and max_seqlen_q or neither")
+    if cu_seqlens_q is not None:
+        _check_cu_seqlens("cu_seqlens_q", cu_seqlens_q)
+        _check_max_seqlen("max_seqlen_q", max_seqlen_q)
     if cache_seqlens is None and (k is not None or page_table is not None):
         raise ValueError("cache_seqlens is needed " + ("to append k and v: it says where they go" if k is not None
                                                        else "with a page_table"))
@@ -79,9 +102,7 @@ def _check_given(q, k_cache, v_cache, k, v, cache_seqlens, page_table, cu_seqlen
         raise ValueError(f"q has {q.dim()} dimensions, not {rank}")
     if k_cache.dim() != 4:
         raise ValueError(f"k_cache has {k_cache.dim()} dimensions, not 4")
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k_cache, v_cache, k, v, *learned)
-                                       if isinstance(t, Tensor)):
-        raise ValueError("attention over a cache has no gradient: call it under torch.no_grad(), or use lla_attention")
+    _refuse_gradients((q, k_cache, v_cache, k, v, *learned))
 
 
 def _check_cache(q, k_cache, v_cache, k, v, page_table, batch):
@@ -115,14 +136,18 @@ def _step(q, k_cache, v_cache, ridge, x, k, v, lengths, cu_seqlens_q, max_seqlen
         if not return_info and not debug.looks(check) and _ops.is_plain(q):
             # Each argument left out saves 0.1 us. (The tensors first: to compare one with None takes 10.)
             if pages[0] is None and pages[1] is None and pages[2] == 0 and rest == _DEFAULTS:
-                return _ops.append_inference(k, v, lengths, *arguments), None
-            return _ops.append_inference(k, v, lengths, *arguments, *rest, None, *pages), None
+                o = _ops.append_inference(k, v, lengths, *arguments)
+            else:
+                o = _ops.append_inference(k, v, lengths, *arguments, *rest, None, *pages)
+            _note_writing(k_cache, v_cache)
+            return o, None
         arguments += rest
         before = lengths
         lengths = before + (k.shape[1] if cu_seqlens_q is None else cu_seqlens_q[1:] - cu_seqlens_q[:-1])
         if not torch.compiler.is_compiling():  # what the attention would refuse is refused before anything is written
             _ops.check_call(*arguments, lengths, *pages)
         _ops.cache_append(k, v, k_cache, v_cache, before, None, pages[0], cu_seqlens_q)
+        _note_writing(k_cache, v_cache)
     return attend(q, k_cache, v_cache, ridge, x, cu_seqlens_q, None, max_seqlen_q, max_seqlen_k, options, return_info,
                   check, precision, batch_invariant, (lengths, *pages))
 
@@ -155,6 +180,8 @@ def _attend_cache(q, k_cache, v_cache, ridge, x, k, v, cache_seqlens, page_table
         _check_max_seqlen("max_seqlen_k", max_seqlen_k)
     if first_key is not None:
         first_key = _lengths("first_key", first_key, batch, device, False)[0]
+    if max_total_k is not None:
+        _check_max_seqlen("max_total_k", max_total_k)
     try:
         with torch.autocast(device.type, enabled=False) if autocast else _NOTHING:
             o, info = _step(q, k_cache, v_cache, ridge, x, k, v, lengths, cu_seqlens_q, max_seqlen_q or 0, max_seqlen_k,

@@ -205,6 +205,81 @@ def test_a_refused_append_writes_nothing(case):
     assert not any(p.any() for p in pages)
 
 
+# ---- what else a caller can hand over ------------------------------------------------------------------------------
+
+
+def cached_call(device, **change):
+    """One step of two sequences in caches of ones."""
+    caches = [torch.ones(2, CAPACITY, 2, 8, device=device) for _ in range(2)]
+    arguments = dict(q=torch.randn(2, 1, 2, 8, device=device), k_cache=caches[0], v_cache=caches[1], ridge=0.3,
+                     cache_seqlens=torch.tensor([3, 5], device=device))
+    return lla.lla_attention_with_kvcache(**{**arguments, **change})
+
+
+def appended(device):
+    return {name: torch.zeros(2, 1, 2, 8, device=device) for name in ("k", "v")}
+
+
+def test_lengths_of_64_bits_do_not_wrap(device):
+    """2**40 is not 0, which its last 32 bits are."""
+    assert not cached_call(device, first_key=torch.tensor([2**40, 2**40], device=device)).any(), "saw keys before the first"
+    with pytest.raises(ValueError, match="length"):
+        cached_call("cpu", cache_seqlens=torch.tensor([2**32 + 3, 5]), max_seqlen_k=CAPACITY)
+
+
+PACKED = dict(q=torch.randn(2, 2, 8), cu_seqlens_q=torch.tensor([0, 1, 2], dtype=torch.int32), max_seqlen_q=1)
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("name,wrong", [("cu_seqlens_q", [0, 1, 2]), ("cu_seqlens_q", torch.tensor([0, 1, 2])),
+                                        ("max_seqlen_q", "1"), ("max_seqlen_q", -1), ("max_total_k", 1.5),
+                                        ("max_total_k", -1)])
+@pytest.mark.parametrize("append", [False, True])
+def test_bounds_of_a_packed_call(name, wrong, append):
+    new = {name: t[:, 0] for name, t in appended("cpu").items()} if append else {}
+    with pytest.raises((TypeError, ValueError), match=f"{name} must be"):
+        cached_call("cpu", **{**PACKED, **new, name: wrong})
+
+
+@pytest.mark.cpu_only
+@pytest.mark.parametrize("name", ["k", "k_cache", "v_cache", "page_table", "ridge"])
+def test_a_cached_call_with_a_tensor_elsewhere(name):
+    """One tensor on "meta" makes torch run the shapes alone: the result would be memory as it was found."""
+    tensors = {**appended("cpu"), "k_cache": torch.ones(2, CAPACITY, 2, 8), "v_cache": torch.ones(2, CAPACITY, 2, 8),
+               "page_table": torch.tensor([[0], [1]]), "ridge": torch.tensor(0.3)}
+    tensors[name] = tensors[name].to("meta")
+    with pytest.raises(ValueError, match="is on meta, but q is on cpu"):
+        cached_call("cpu", **tensors)
+    if name in ("k", "k_cache", "v_cache"):
+        with pytest.raises(ValueError, match="is on"):
+            lla.cache_append(*(tensors[n] for n in ("k", "v", "k_cache", "v_cache")), cache_seqlens=3)
+
+
+@pytest.mark.parametrize("how", ["append", "step", "step with info"])
+def test_autograd_sees_what_is_written(device, how):
+    """A backward pass whose keys have been written over since is an error, as after torch's own writing."""
+    caches = [torch.randn(2, CAPACITY, 2, 8, device=device) for _ in range(2)]
+    q = torch.randn(2, CAPACITY, 2, 8, device=device, requires_grad=True)
+    o = lla.lla_attention(q, *caches, 0.3)
+    with torch.no_grad():
+        if how == "append":
+            lla.cache_append(*appended(device).values(), *caches, cache_seqlens=3)
+        else:
+            cached_call(device, k_cache=caches[0], v_cache=caches[1], **appended(device), return_info=how.endswith("info"))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        o.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["k", "v", "k_cache", "v_cache"])
+def test_appending_has_no_gradient(device, name):
+    tensors = {**appended(device), **{n: torch.ones(2, CAPACITY, 2, 8, device=device) for n in ("k_cache", "v_cache")}}
+    tensors[name].requires_grad_()
+    with pytest.raises(ValueError, match="no_grad"):
+        lla.cache_append(**tensors, cache_seqlens=3)
+    with torch.no_grad():
+        lla.cache_append(**tensors, cache_seqlens=3)
+
+
 # ---- processes -----------------------------------------------------------------------------------------------------
 
 WORKERS = """
