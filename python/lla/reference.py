@@ -40,12 +40,13 @@ def _head(q, k, v, ridge, x, scale, visible):
     logits = (q @ k.T * scale).masked_fill(~visible, -math.inf)
     p = torch.softmax(torch.where(has_key, logits, torch.zeros_like(logits)), -1) * visible
     mean_k = p @ k
+    centred = k - mean_k[:, None]  # (Lq, Lk, D): sums of k k^T would lose what is small beside the keys
     if x is None:
-        covariance = torch.einsum("ij,jd,je->ide", p, k, k) - mean_k[:, :, None] * mean_k[:, None, :]
+        covariance = centred.mT @ (p[..., None] * centred)
         bad = (ridge < 0) | torch.isnan(ridge)
         x = _solve(covariance, q - mean_k, torch.where(bad, torch.ones_like(ridge), ridge))
         x = x.masked_fill(bad.any(1, keepdim=True), math.nan)
-    correction = 1 + x @ k.T - (x * mean_k).sum(-1, keepdim=True)
+    correction = 1 + (centred @ x[..., None]).squeeze(-1)
     return torch.where(has_key, (p * correction) @ v, torch.zeros((), dtype=q.dtype, device=q.device))
 
 

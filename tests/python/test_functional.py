@@ -61,6 +61,14 @@ def test_recovers_linear_data(device):
     assert relative(o[:, late], (q @ weight + bias)[:, late]) < 1e-6
 
 
+def test_keys_far_from_the_origin(device):
+    """With equal weights a common shift of queries and keys changes nothing: in the library and in the reference."""
+    q, k, v, _ = make_inputs(1, 40, heads=2, device=device)
+    for attention in (lla.lla_attention, lla.reference.lla_attention):
+        near, far = (attention(q + shift, k + shift, v, 1e-6, scale=0.0, solver="direct") for shift in (0, 2**13))
+        assert relative(far, near) < 1e-6
+
+
 def test_one_key_returns_its_value(device):
     q, k, v, r = make_inputs(3, 1, heads=2, dtype=torch.float32, device=device)
     assert torch.equal(lla.lla_attention(q, k, v, r), v)
