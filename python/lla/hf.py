@@ -165,12 +165,14 @@ def _attend_paged(module, q, k, v, ridge, cache, kwargs, window, **options):
 
 
 def _ridge_of(module: nn.Module, default) -> Union[float, Tensor]:
+    ridge = getattr(module, "lla_ridge", None)
+    if ridge is not None:
+        return ridge
     logits = getattr(module, "lla_ridge_logit", None)
     if logits is not None:
         floor = module.lla_ridge_min
-        return floor + (1 - floor) * torch.sigmoid(logits.float())
-    ridge = getattr(module, "lla_ridge", None)
-    if ridge is None:
+        ridge = floor + (1 - floor) * torch.sigmoid(logits.float())
+    else:
         ridge = getattr(getattr(module, "config", None), "lla_ridge", None)
     return default if ridge is None else ridge
 
@@ -192,7 +194,8 @@ def _make_attention(default_ridge, options):
         cache = kwargs.get("cache")
         if cache is not None:
             o = _attend_paged(module, q[0], k[0], v[0], ridge, cache, kwargs, window, scale=scaling, **options)[None]
-        elif attention_mask is not None and attention_mask.dtype == torch.int32:
+        elif (attention_mask is not None and attention_mask.dtype == torch.int32
+              and attention_mask.shape == (2, q.shape[0], 1, 1)):  # of `_cache_lengths`, not a caller's own
             first_key, lengths = attention_mask.flatten(1).unbind(0)
             o = lla_attention_with_kvcache(q, k, v, ridge, cache_seqlens=lengths, first_key=first_key,
                                            max_seqlen_k=k.shape[1], scale=scaling, causal=causal, window_size=window,
@@ -243,7 +246,11 @@ def continuous_batching(model: nn.Module):
 
 def attention_modules(model: nn.Module):
     """The model's attention layers: the modules that carry what an attention function reads."""
-    return [m for m in model.modules() if hasattr(m, "is_causal") and hasattr(m, "layer_idx") and hasattr(m, "config")]
+    found = [m for m in model.modules() if hasattr(m, "is_causal") and hasattr(m, "config")
+             and not isinstance(m, transformers.PreTrainedModel)]
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no attention layers of transformers' attention interface")
+    return found
 
 
 def _heads(module):
@@ -251,14 +258,16 @@ def _heads(module):
 
 
 def set_ridge(model: nn.Module, ridge: Union[float, Tensor, None]):
-    """Fixes the ridge of every attention layer: a number, a (heads,) tensor, or None to return to the default."""
+    """Fixes the ridge of every attention layer: a number, a (heads,) tensor, or None to return to the learned ridge or the
+    default."""
     for module in attention_modules(model):
         module.lla_ridge = ridge
 
 
 def add_learned_ridge(model: nn.Module, initial: float = 0.5, ridge_min: float = 1e-3):
     """Gives every attention layer a learned ridge per head, ridge_min + (1 - ridge_min) sigmoid(parameter), starting at
-    `initial`; returns the new parameters (for the optimizer). They are part of the state_dict as lla_ridge_logit."""
+    `initial`; returns the new parameters (for the optimizer). They are part of the state_dict as lla_ridge_logit, and in
+    force until `set_ridge` fixes another ridge."""
     if not ridge_min < initial < 1:
         raise ValueError(f"initial must be between ridge_min {ridge_min} and 1, not {initial}")
     share = (initial - ridge_min) / (1 - ridge_min)
@@ -267,6 +276,6 @@ def add_learned_ridge(model: nn.Module, initial: float = 0.5, ridge_min: float =
         device = next(module.parameters()).device
         logit = torch.full((_heads(module),), math.log(share / (1 - share)), device=device)
         module.lla_ridge_logit = nn.Parameter(logit)
-        module.lla_ridge_min = ridge_min
+        module.lla_ridge_min, module.lla_ridge = ridge_min, None
         parameters.append(module.lla_ridge_logit)
     return parameters

@@ -67,6 +67,39 @@ def test_switching_a_model_over(device, kind):
     assert relative(model(ids).logits, before) < 1e-5
 
 
+def test_the_last_word_on_the_ridge_holds(device):
+    """A fixed ridge replaces a learned one, and the other way round."""
+    softmax, model = make("llama", device, "eager"), make("llama", device)
+    ids = tokens(2, 19, device=device)
+    lla.hf.add_learned_ridge(model, 0.4)
+    learned, want = model(ids).logits, softmax(ids).logits
+    lla.hf.set_ridge(model, math.inf)
+    assert relative(model(ids).logits, want) < 1e-5
+    lla.hf.set_ridge(model, None)
+    assert torch.equal(model(ids).logits, learned)
+    lla.hf.set_ridge(model, math.inf)
+    lla.hf.add_learned_ridge(model, 0.4)
+    assert torch.equal(model(ids).logits, learned)
+
+
+def test_the_ridge_reaches_every_kind_of_layer(device):
+    """Layers that know no index of their own, as in models of images, are the model's attention too."""
+    models = []
+    for implementation in ("eager", "lla"):
+        config = transformers.ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+                                        image_size=16, patch_size=4)
+        torch.manual_seed(5)
+        model = transformers.AutoModel.from_config(config, attn_implementation=implementation)
+        models.append(model.to(device).eval())
+    image = torch.randn(2, 3, 16, 16, device=device)
+    lla.hf.set_ridge(models[1], math.inf)
+    want, got = (model(image).last_hidden_state for model in models)
+    assert relative(got, want) < 1e-5
+    assert len(lla.hf.add_learned_ridge(models[1])) == 2
+    with pytest.raises(ValueError, match="Linear has no attention layers"):
+        lla.hf.set_ridge(torch.nn.Linear(2, 2), 1.0)
+
+
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("ridge", [0.3, math.inf])
@@ -221,6 +254,8 @@ def test_custom_masks_are_computed_or_refused(device):
         o, _ = attend(module, q, k, v, mask)
         reference = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=blocks, enable_gqa=True)
         assert relative(o.transpose(1, 2), reference) < 1e-5
+    as_numbers, _ = attend(module, q, k, v, blocks.to(torch.int32))
+    assert torch.equal(as_numbers, o)
     holes = blocks.clone()
     holes[..., 5, 3] = False
     refused = {"gap": dict(attention_mask=holes), "head": dict(attention_mask=blocks.expand(1, 4, 6, 6)),
