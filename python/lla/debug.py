@@ -22,7 +22,8 @@ _SOLVERS = ("auto", "cg", "direct")
 
 
 class CheckError(RuntimeError):
-    """What check="raise" raises. `path` names the file with the inputs, `where` the place as a dictionary."""
+    """What check="raise" raises. `path` names the file with the inputs (None where it could not be written), `where` the
+    place as a dictionary."""
 
     def __init__(self, message, path, where):
         super().__init__(message)
@@ -262,7 +263,10 @@ def _report(looker, direction, call, found, row_info):
                f"{_row_text(call, found, row_info)} ({unsolved} of {row_info.shape[1]} rows report no solution). ")
     if bad_inputs:
         message += f"Not finite before the call: {', '.join(bad_inputs)}. "
-    message += f"Inputs of that head: {path}; run it again with: lla check --replay {path}"
+    if isinstance(path, OSError):
+        message, path = message + f"The inputs of that head could not be saved: {path}; LLA_CHECK_DIR names a folder", None
+    else:
+        message += f"Inputs of that head: {path}; run it again with: lla check --replay {path}"
     where = dict(zip(("what", "position", "head", "batch"), found), call=looker.number, direction=direction)
     if looker.mode == "raise":
         raise CheckError(message, path, where)
@@ -344,5 +348,8 @@ def _save(number, direction, call, found):
     arrays["options"] = np.array(options, dtype=np.float64)
     folder = os.environ.get("LLA_CHECK_DIR", ".")
     path = os.path.join(folder, f"lla-check-{os.getpid()}-{number}-{direction}.bin")
-    _case.write(path, arrays)
+    try:
+        _case.write(path, arrays)
+    except OSError as error:  # what was found is worth more than its file
+        return error, inputs
     return path, inputs

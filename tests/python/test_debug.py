@@ -47,6 +47,13 @@ def test_names_the_row_of_a_solve_that_did_not_end_well(device, folder):
     assert Path(error.path).read_bytes().startswith(b"LLACASE1")
 
 
+def test_says_what_it_found_where_no_file_can_be_written(device, folder, monkeypatch):
+    monkeypatch.setenv("LLA_CHECK_DIR", str(folder / "missing"))
+    with pytest.raises(lla.debug.CheckError, match=r"row 1: the solve did not end well.*could not be saved.*missing") as caught:
+        lla.lla_attention(*make_inputs(2, 20, device=device), check="raise", **UNSOLVED)
+    assert caught.value.path is None and caught.value.where["position"] == 1
+
+
 def test_names_the_head_whose_output_is_not_finite(device):
     q, k, v, ridge = make_inputs(2, 20, heads=4, heads_kv=2, dtype=torch.float32, device=device)
     k[1, 7, 1, 3] = float("nan")
