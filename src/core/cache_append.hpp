@@ -13,6 +13,7 @@ struct CacheAppendCall {
   int32_t width = 0;               // bytes of an element
   Operand k, v, k_cache, v_cache;  // caches: (page or sequence, slot, head, channel)
   KeyCache cache;                  // lengths before the call; pages and table. Lengths are null where slots are given
+  bool by_slots = false;           // slots say where tokens go, not lengths. Without tokens the pointer may be null
   const int64_t* slots = nullptr;  // one per token: page * slots_per_page + slot, or -1
   const int32_t* cu_seqlens = nullptr;  // null: every sequence has `length` new tokens
   int32_t* status = nullptr;            // per sequence, or per token with slots

@@ -30,7 +30,7 @@ void copy_token(const CacheAppendCall& c, int64_t batch, int64_t token, const Ca
 
 // validate has read lengths, pages and slots: everything fits.
 void append_on_host(const CacheAppendCall& c) {
-  if (c.slots != nullptr) {
+  if (c.by_slots) {
     for (int64_t i = 0; i < c.batch * c.length; ++i) {
       if (c.slots[i] >= 0) copy_token(c, i / c.length, i % c.length, place_of_slot(c, c.slots[i]));
       if (c.status) c.status[i] = LLA_ROW_OK;

@@ -98,6 +98,7 @@ Status read_slots(const lla_cache_append_args& a, CacheAppendCall& call) {
     LLA_RETURN_IF_ERROR(check_shape(slots, {call.batch, call.length}, "(B, Lnew)"));
   }
   LLA_RETURN_IF_ERROR(check_contiguous(slots));
+  call.by_slots = true;
   call.slots = static_cast<const int64_t*>(a.slots.data);
   call.cache.pages = a.k_cache.size[0];
   return {};
@@ -133,7 +134,7 @@ Status read_new_lengths(const lla_cache_append_args& a, CacheAppendCall& call) {
 // The places that lengths and pages, or slots, name: where the host can read them.
 Status check_places(const CacheAppendCall& c) {
   std::vector<int64_t> places;
-  if (c.slots != nullptr) {
+  if (c.by_slots) {
     for (int64_t i = 0; i < c.batch * c.length; ++i) {
       if (c.slots[i] == -1) continue;
       if (!is_slot(c, c.slots[i])) {
@@ -160,7 +161,7 @@ Status check_places(const CacheAppendCall& c) {
   std::sort(places.begin(), places.end());
   const auto twice = std::adjacent_find(places.begin(), places.end());
   if (twice == places.end()) return {};
-  return invalid(cat(c.slots ? "slots: two tokens" : "page_table: new tokens of two sequences",
+  return invalid(cat(c.by_slots ? "slots: two tokens" : "page_table: new tokens of two sequences",
                      " have the same place, slot ", *twice % c.slots_per_page, " of page ", *twice / c.slots_per_page));
 }
 

@@ -115,6 +115,19 @@ TEST(CacheAppend, TokensFollowSlots) {
   }
 }
 
+// Without tokens nothing is written, and slots may be a null pointer, as those of a tensor without elements are.
+TEST(CacheAppend, NoTokensAndNoSlots) {
+  for (const bool packed : {false, true}) {
+    Append call(DType::f32, Layout::dense, true, packed);
+    call.args.k.size[packed ? 0 : 1] = call.args.v.size[packed ? 0 : 1] = 0;
+    call.args.slots = packed ? dense(nullptr, DType::i64, {0}) : dense(nullptr, DType::i64, {2, 0});
+    call.args.seqlens = call.args.page_table = call.args.cu_seqlens = {};
+    call.args.status = call.args.new_seqlens = {};
+    ASSERT_TRUE(cache_append(call.args)) << lla_last_error();
+    EXPECT_EQ(call.written(), 0);
+  }
+}
+
 TEST(CacheAppend, WhatDoesNotFitIsRefusedAndNothingWritten) {
   static int64_t slots[4];
   const auto with_slots = [](Append& c, std::initializer_list<int64_t> values) {

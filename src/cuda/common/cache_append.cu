@@ -75,7 +75,7 @@ Status append(const CacheAppendCall& call) {
   LLA_RETURN_IF_ERROR(check_pointers(call));
   const auto stream = static_cast<cudaStream_t>(call.stream);
   const char* const what = "appending to a cache";
-  if (call.slots != nullptr) {
+  if (call.by_slots) {
     const int64_t tokens = call.batch * call.length;
     if (tokens == 0) return {};
     return launch(append_slots_kernel, static_cast<int>(std::min(tokens, kMostBlocks)), kThreads, 0, stream, what,
