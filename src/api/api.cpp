@@ -113,7 +113,7 @@ struct Prepared {
 template <class Sizes>
 Status write_sizes(Sizes sizes, Sizes* to) {
   const size_t size = to->struct_size;
-  if (size < sizeof size || size > sizeof sizes) {
+  if (size < sizeof size || size > sizeof sizes || size % alignof(Sizes) != 0) {
     return invalid(cat("sizes: struct_size is ", size, ", this library's is ", sizeof sizes));
   }
   sizes.struct_size = size;

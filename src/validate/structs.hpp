@@ -26,7 +26,8 @@ void write_sized(const Struct& known, void* to, size_t size) {
   if (size >= sizeof size) std::memcpy(to, &size, sizeof size);
 }
 
-// The fields the caller's struct has, over the defaults that `full` holds.
+// The fields the caller's struct has, over the defaults that `full` holds. A size that is no multiple of the alignment
+// is no struct's, and could leave half an address.
 template <class Struct>
 Status read_sized(const char* what, const char* init, const Struct& given, Struct& full) {
   const size_t size = given.struct_size;
@@ -34,7 +35,7 @@ Status read_sized(const char* what, const char* init, const Struct& given, Struc
     return invalid(cat(what, ": struct_size is ", size, ", this library's is ", sizeof full,
                        "; the caller was built for a newer one (or did not use ", init, ")"));
   }
-  if (size < sizeof size || size % sizeof(int32_t) != 0)
+  if (size < sizeof size || size % alignof(Struct) != 0)
     return invalid(cat(what, ": struct_size is ", size, ", which no version of the struct has (use ", init, ")"));
   std::memcpy(&full, &given, size);
   full.struct_size = sizeof full;

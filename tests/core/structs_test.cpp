@@ -66,8 +66,8 @@ TEST(Structs, OptionsOneFieldShorterMeanTheDefault) {
   call.args.options.causal = 0;
   const std::vector<float> want = call.run();
   Options options = call.args.options;
-  options.batch_invariant = 77;  // behind the end: not looked at
-  const Cut<lla_options> older(options, offsetof(lla_options, batch_invariant));
+  options.precision = options.batch_invariant = 77;  // behind the end: not looked at
+  const Cut<lla_options> older(options, offsetof(lla_options, precision));
   lla_forward_args args = call.args;
   args.options = older.get();
   EXPECT_EQ(lla_forward(&args), LLA_OK) << lla_last_error();
@@ -76,6 +76,25 @@ TEST(Structs, OptionsOneFieldShorterMeanTheDefault) {
   args.options = defaults.get();
   EXPECT_EQ(lla_forward(&args), LLA_OK) << lla_last_error();
   EXPECT_NE(call.o, want);
+}
+
+// A size that ends within a pointer would leave half an address.
+TEST(Structs, ASizeNoStructHasIsRefused) {
+  Small call;
+  call.args.options.implementation = "cpu";
+  lla_forward_args args = call.args;
+  for (size_t size = 0; size <= sizeof args; ++size) {
+    if (size >= sizeof size && size % alignof(lla_forward_args) == 0) continue;
+    args.struct_size = size;
+    EXPECT_EQ(lla_forward(&args), LLA_INVALID_ARGUMENT);
+    EXPECT_EQ(std::string(lla_last_error()).find("args: struct_size is " + std::to_string(size) + ", which no"), 0);
+  }
+  args.struct_size = sizeof args;
+  for (size_t size = 0; size <= sizeof(lla_options); ++size) {
+    const bool whole = size >= sizeof size && size % alignof(lla_options) == 0;
+    call.args.options.struct_size = size;
+    EXPECT_EQ(lla_forward(&args), whole ? LLA_OK : LLA_INVALID_ARGUMENT) << size << ": " << lla_last_error();
+  }
 }
 
 TEST(Structs, NoOptionsAreTheDefaults) {
@@ -171,7 +190,7 @@ TEST(Structs, AShorterAnswerIsFilledAsFarAsItGoes) {
   ASSERT_TRUE(query(call.args, shorter)) << lla_last_error();
   EXPECT_EQ(shorter.workspace_bytes, whole.workspace_bytes);
   EXPECT_EQ(shorter.saved_elements, -7);
-  for (const size_t size : {size_t{0}, sizeof(lla_forward_sizes) + 8}) {
+  for (const size_t size : {size_t{0}, size_t{12}, sizeof(lla_forward_sizes) + 8}) {
     shorter.struct_size = size;
     EXPECT_EQ(query(call.args, shorter).code(), LLA_INVALID_ARGUMENT);
   }
