@@ -64,15 +64,12 @@ class Search {
 
 }  // namespace
 
-// A checked view spans less than 2^60 bytes, so nothing here overflows.
+// A checked view that has elements spans less than 2^60 bytes, so nothing here overflows.
 Extent extent_of(const Tensor& t) {
-  if (t.dtype == LLA_DTYPE_NONE || t.data == nullptr) return {};
+  if (t.dtype == LLA_DTYPE_NONE || t.data == nullptr || empty(t)) return {};
   const int64_t width = size_of(static_cast<DType>(t.dtype));
   int64_t bytes = width;
-  for (int i = 0; i < t.ndim; ++i) {
-    if (t.size[i] == 0) return {};
-    bytes += (t.size[i] - 1) * t.stride[i] * width;
-  }
+  for (int i = 0; i < t.ndim; ++i) bytes += (t.size[i] - 1) * t.stride[i] * width;
   const auto begin = reinterpret_cast<uintptr_t>(t.data);
   return {begin, begin + static_cast<uintptr_t>(bytes)};
 }

@@ -4,18 +4,7 @@
 #include <cstdint>
 
 namespace lla::core {
-
-int64_t element_count(const Tensor& t) {
-  int64_t n = 1;
-  for (int i = 0; i < t.ndim; ++i) n *= t.size[i];
-  return n;
-}
-
 namespace {
-
-bool empty(const Tensor& t) {
-  return std::any_of(t.size, t.size + t.ndim, [](int64_t n) { return n == 0; });
-}
 
 constexpr int64_t kMostBytes = int64_t{1} << 60;  // more than any address space; twice as much still fits int64
 

@@ -18,7 +18,10 @@ struct NamedTensor {
 inline bool present(const Tensor& t) { return t.dtype != LLA_DTYPE_NONE; }
 inline DType dtype_of(const Tensor& t) { return static_cast<DType>(t.dtype); }
 
-int64_t element_count(const Tensor& t);  // of a checked tensor
+// No elements: whatever the other sizes and the strides are, which may be anything then.
+inline bool empty(const Tensor& t) {
+  return std::any_of(t.size, t.size + t.ndim, [](int64_t n) { return n == 0; });
+}
 
 // Known dtype and device, 0 <= ndim <= 4, no negative size or stride, fewer than 2^60 bytes from end to end, pointer
 // there and aligned.

@@ -191,6 +191,17 @@ TEST(Extremes, EveryPlannerAnswersTheLargestProblems) {
   EXPECT_GT(planned, 100);
 }
 
+// A view without elements may have any strides and other sizes: nobody multiplies them.
+TEST(Extremes, ViewsWithoutElementsMayHaveAnyStrides) {
+  float memory[8] = {};
+  const float ridge = 1;
+  ForwardArgs args;
+  args.q = args.k = args.v = args.o = strided(memory, DType::f32, {3, 0, 1, 4}, {kMost, kMost, kMost, kMost});
+  args.ridge = scalar(&ridge);
+  EXPECT_EQ(lla_forward(&args), LLA_OK) << lla_last_error();
+  EXPECT_FALSE(core::overlap(args.q, args.k));
+}
+
 // ---- one field bent ------------------------------------------------------------------------------------------------
 
 // Offsets of what a mutation must leave alone: addresses, which no library can check.
