@@ -1,6 +1,8 @@
 """Bias and variance behind the propositions, by the library's own call."""
+import math
+
 from .page import Figure, Section, table
-from .style import figure, legend_below, save
+from .style import figure, legend_below, save, sparse_ticks
 
 QUANTITIES = {"bias": "integrated squared bias", "boundary_bias": "squared bias at the boundary", "variance": "integrated variance"}
 NAMES = {"local_constant": "local constant (softmax)", "local_linear": "local linear (LLA)"}
@@ -32,6 +34,8 @@ def draw(results, view):
                 axis.loglog(x, [y[at] * (v / x[at]) ** theory for v in x], "-", lw=1, color=color, alpha=0.8)
             axis.set_title(f"d = {d}: {title}", fontsize=9)
             axis.set_xlabel("1/(n hᵈ)" if quantity == "variance" else "bandwidth h")
+            sparse_ticks(axis.xaxis)
+            sparse_ticks(axis.yaxis)
     handles, labels = axes[0][0].get_legend_handles_labels()
     legend_below(fig, handles, labels, 1 if view.narrow else 2)
     return fig
@@ -43,7 +47,8 @@ def section(results):
              f"{s['plain_slope']:.2f}"] for s in slopes]
     inside = sum(s["low"] <= s["theory"] <= s["high"] for s in slopes)
     off = max(slopes, key=lambda s: abs(s["slope"] - s["theory"]))
-    found = (f"The theory's exponent lies in the fitted joint 95 % interval in {inside} of {len(slopes)} cases; the largest distance is {abs(off['slope'] - off['theory']):.2f} "
+    distance = f"{math.ceil(100 * abs(off['slope'] - off['theory'])) / 100:.2f}"  # upwards: all are within it
+    found = (f"The theory's exponent lies in the fitted joint 95 % interval in {inside} of {len(slopes)} cases; the largest distance is {distance} "
              f"({QUANTITIES[off['quantity']]}, {NAMES[off['estimator']]}, d = {off['d']}). Intervals come from the scatter of the repetitions alone: where that is tiny (the local linear "
              "bias hardly depends on the sample) even a small remainder of the next order in h lies outside. Lines have the theory's slopes.")
     slope_table = table(["d", "quantity", "estimator", "theory", "fitted", "95 % interval", "plain line"], rows,
@@ -54,7 +59,7 @@ def section(results):
              f"Bias: values without noise, n = {n[-1]:,}. Variance: values that are noise alone, n = {', '.join(f'{v:,}' for v in n)}. {results.settings['repetitions']} repetitions.")
     return Section("lemmas", "Bias and variance", intro,
                    f"<strong>Lemmas:</strong> squared bias falls as h³ for softmax's local average and h⁴ for LLA, h² and h⁴ at the boundary, and variance as 1/(n h<sup>d</sup>): "
-                   f"measured exponents within {abs(off['slope'] - off['theory']):.2f} of these.", [
+                   f"measured exponents within {distance} of these.", [
         Figure("lemmas", save(lambda v: draw(results, v), results.directory, "lemmas"), "Bias against the bandwidth, variance against 1/(n hᵈ)",
                "Squared bias is O(h³) for local constant and O(h⁴) for local linear regression, h² and h⁴ at the boundary; variance is of order 1/(n h^d) for both (lemmas of the "
                "appendix).", found, results.command)], [slope_table])

@@ -26,11 +26,13 @@ dt { font-weight: 600; font-size: 0.82rem; text-transform: uppercase; letter-spa
 dd { margin: 0.1rem 0 0.7rem; }
 dd:last-child { margin-bottom: 0; }
 code { font: 0.88em ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; overflow-wrap: anywhere; }
+.commands code { display: block; margin: 0.3rem 0; padding-left: 1.2rem; text-indent: -1.2rem; }
+summary { cursor: pointer; color: var(--accent); }
 ul { margin: 0.4rem 0; padding-left: 1.2rem; }
 li { margin: 0.25rem 0; }
-.scroll { overflow-x: auto; margin: 1.5rem 0; }
+.scroll { overflow-x: auto; margin: 0 0 1.5rem; }
 table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; width: 100%; }
-caption { text-align: left; color: var(--soft); padding-bottom: 0.4rem; }
+.caption { color: var(--soft); font-size: 0.9rem; margin: 1.5rem 0 0.4rem; }
 th, td { padding: 0.28rem 0.7rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
 th { font-weight: 600; }
 """
@@ -43,7 +45,7 @@ class Figure:
     title: str
     claim: str    # what the paper says
     found: str    # what was found, HTML
-    command: str
+    command: str  # a line each where there were several
 
 
 @dataclasses.dataclass
@@ -60,7 +62,8 @@ def table(head, rows, caption):
     def line(cells, tag):
         return "<tr>" + "".join(f"<{tag}>{c}</{tag}>" for c in cells) + "</tr>"
 
-    return (f'<div class="scroll" tabindex="0"><table><caption>{caption}</caption><thead>{line(head, "th")}</thead><tbody>'
+    # The caption stays where it is when a phone scrolls the table sideways.
+    return (f'<p class="caption">{caption}</p><div class="scroll" tabindex="0"><table><thead>{line(head, "th")}</thead><tbody>'
             + "".join(line(r, "td") for r in rows) + "</tbody></table></div>")
 
 
@@ -81,10 +84,17 @@ def picture(figure):
             f'alt="{html.escape(figure.title, quote=True)}"></picture>')
 
 
+def made_by(command):
+    """Each command on a line of its own; many are folded away."""
+    lines = command.split("\n")
+    listed = '<div class="commands">' + "".join(f"<code>{html.escape(line)}</code>" for line in lines) + "</div>"
+    return listed if len(lines) <= 3 else f"<details><summary>{len(lines)} commands</summary>{listed}</details>"
+
+
 def render_figure(figure):
     return (f'<figure id="figure-{figure.name}"><h3>{html.escape(figure.title)}</h3>{picture(figure)}<figcaption><dl>'
             f"<dt>The paper claims</dt><dd>{html.escape(figure.claim)}</dd><dt>We found</dt><dd>{figure.found}</dd>"
-            f"<dt>Made by</dt><dd><code>{html.escape(figure.command)}</code></dd></dl></figcaption></figure>")
+            f"<dt>Made by</dt><dd>{made_by(figure.command)}</dd></dl></figcaption></figure>")
 
 
 def render_section(section):

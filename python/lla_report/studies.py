@@ -169,9 +169,9 @@ def kernels(results):
     for strict, title in FORMS:
         parts = []
         for kernel, norm, name in VARIANTS[:3]:
-            ratios = [geometric_mean([values[d, s, strict, "softmax", kernel, norm] / values[d, s, strict, "lla", kernel, norm] for s in segments])
-                      for d in (dims[0], dims[-1])]
-            parts.append(f"{name}: {number(ratios[0])} at d = {dims[0]}, {number(ratios[1])} at d = {dims[-1]}")
+            ratios = {d: geometric_mean([values[d, s, strict, "softmax", kernel, norm] / values[d, s, strict, "lla", kernel, norm] for s in segments])
+                      for d in (dims[0], dims[-1])}
+            parts.append(f"{name}: " + ", ".join(f"{number(ratio)} at d = {d}" for d, ratio in ratios.items()))
         sentences.append(f"Softmax's error over LLA's, {title} (geometric mean over S = {', '.join(map(str, segments))}): " + "; ".join(parts) + ".")
     rows = []
     for d in dims:
@@ -219,8 +219,9 @@ def draw_queries(results, view):
 def queries(results):
     values = cells(results, ("d", "segment", "strict", "model", "query_noise"))
     dims, s, noises = results.values("d"), results.values("segment")[0], results.values("query_noise")
+    ends = sorted({dims[0], dims[-1]})  # one, where one was run
     sentences = []
-    for d in (dims[0], dims[-1]):
+    for d in ends:
         parts = [f"ρ = {n:g}: {number(values[d, s, False, 'lla', n])}, {number(values[d, s, False, 'softmax', n])} and "
                  f"{number(values[d, s, False, 'mesanet', n])}" for n in noises if n in (noises[0], 0.1, 0.4, noises[-1])]
         sentences.append(f"d = {d}, as in the paper (own key visible), LLA, softmax and MesaNet: " + "; ".join(parts) + ".")
@@ -236,14 +237,15 @@ def queries(results):
     noise_table = table(["d", "ρ"] + [f"{LABELS[m]}{t}" for t in ("", " strict") for m in ("lla", "softmax", "mesanet")], rows,
                         f"Mean squared distance from A<sub>c</sub>q, S = {s}.")
     ratios = []
-    for d in (dims[0], dims[-1]):
+    for d in ends:
         shown = ", ".join(f"{number(values[d, s, False, 'softmax', n] / values[d, s, False, 'lla', n])} at ρ = {n:g}" for n in noises if n in (noises[0], 0.1, noises[-1]))
         ratios.append(f"{shown} (d = {d})")
     intro = (f"Queries are no longer keys: q = √(1−ρ²) k<sub>i</sub> + ρ z with a fresh Gaussian z, mixed before the signs of the segment are folded in, and "
              f"the answer asked for is A<sub>c</sub>q, without noise. ρ = 1 is a new point of the segment. S = {s}, ridges "
              f"{results.values('ridge', model='lla')[0]:g} and {results.values('ridge', model='mesanet')[0]:g}, {results.values('sequences')[-1]:,} sequences a setting.")
     return Section("regression-queries", "Test-time regression: queries that are not keys", intro,
-                   "<strong>Noisy queries:</strong> as the paper warns, a query that is not exactly a key costs most at high dimension: softmax's error over LLA's is "
+                   "<strong>Noisy queries:</strong> " + ("as the paper warns, a query that is not exactly a key costs most at high dimension: " if len(ends) > 1 else "")
+                   + "softmax's error over LLA's is "
                    + "; ".join(ratios) + ".", [
         Figure("queries", save(lambda v: draw_queries(results, v), results.directory, "queries"), "Error against the noise on the query",
                "“As the dimensionality increases, it is less likely to do exact query q = k_j as in this synthetic experiment”, “limiting the potential advantages "

@@ -1,6 +1,7 @@
 """How every figure looks: one palette that the colour-blind can tell apart, light and dark, wide and narrow."""
 import dataclasses
 import io
+import math
 import os
 import pathlib
 import re
@@ -11,6 +12,7 @@ import PIL.Image
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.ticker  # noqa: E402
 
 MODELS = ("lla", "softmax", "mesanet", "linear", "random")
 LABELS = {"lla": "LLA", "softmax": "softmax", "mesanet": "MesaNet", "linear": "linear attention", "random": "random guess",
@@ -61,14 +63,32 @@ def apply(theme):
 
 
 def figure(view, rows, columns, panel=(2.75, 2.2), **kwargs):
-    """A grid of panels; panel is the size of one, in inches."""
+    """A grid of panels; panel is the size of one, in inches. A page shows every figure as wide as itself: few panels are
+    drawn wider, or their letters would be huge and legends and titles cut off."""
     apply(view.theme)
-    return plt.subplots(rows, columns, figsize=(columns * panel[0], rows * panel[1] + 0.5), squeeze=False,
-                        layout="constrained", **kwargs)
+    width = max(columns * panel[0], 4.6 if view.narrow else 7.0)
+    return plt.subplots(rows, columns, figsize=(width, rows * panel[1] + 0.5), squeeze=False, layout="constrained", **kwargs)
+
+
+def sparse_ticks(axis):
+    """Labels of a logarithmic axis (an axes' xaxis or yaxis) at powers of ten; where fewer than two are in sight, at three
+    times one too. Matplotlib's own, at every digit, run into each other."""
+    low, high = sorted(axis.get_view_interval())
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    if sum(low <= 10.0**p <= high for p in powers) < 2:
+        ticks = [m * 10.0**p for p in powers for m in (1, 3) if low <= m * 10.0**p <= high]
+        axis.set_major_locator(matplotlib.ticker.FixedLocator(ticks) if len(ticks) > 1 else matplotlib.ticker.MaxNLocator(3))
+        axis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
 
 
 def legend_below(fig, handles, labels, columns):
-    fig.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=1.6, columnspacing=1.2)
+    """In so many columns, or as many as the figure is wide enough for."""
+    for n in range(columns, 0, -1):
+        legend = fig.legend(handles, labels, loc="outside lower center", ncols=n, handlelength=1.6, columnspacing=1.2)
+        if n == 1 or legend.get_window_extent().width <= fig.bbox.width:
+            return
+        legend.remove()
 
 
 def png(fig):

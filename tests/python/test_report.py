@@ -8,10 +8,10 @@ from conftest import REPOSITORY
 
 pytest.importorskip("matplotlib")
 sys.path.insert(0, str(REPOSITORY / "python"))
-from lla_report import language, trained  # noqa: E402
+from lla_report import language, page, studies, style, trained  # noqa: E402
 from lla_report.records import Results  # noqa: E402
 from lla_report.runs import Runs  # noqa: E402
-from lla_report.style import LABELS, LIGHT, View  # noqa: E402
+from lla_report.style import DARK, LABELS, LIGHT, View  # noqa: E402
 
 FILES = 20
 
@@ -158,3 +158,60 @@ def test_state_tracking_beside_its_whole_number_of_epochs(tmp_path):
     assert trained.longer(Runs(alone, ("items",), "test_accuracy", False)) == []
     section = trained.state_tracking(alone)
     assert section.summary.endswith("N = 16: softmax 66.0 %. One model only.") and "LLA's" not in section.figures[0].found
+
+
+def drawn(fig):
+    fig.canvas.draw()
+    renderer = fig.canvas.get_renderer()
+
+    def inside(artist):
+        box = artist.get_window_extent(renderer)
+        return box.x0 >= fig.bbox.x0 - 1 and box.x1 <= fig.bbox.x1 + 1
+    return renderer, inside
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("columns", [1, 2, 3])
+def test_nothing_is_cut_off_where_there_are_few_panels(columns, narrow):
+    fig, axes = style.figure(View(DARK, narrow), 1, columns, panel=(2.5, 2.1))
+    names = [*LABELS.values()][:6]
+    lines = [axes[0][0].plot([1, 2], label=name)[0] for name in names]
+    title = axes[0][0].set_title("d = 1: squared bias at the boundary", fontsize=9) if columns == 1 else None
+    style.legend_below(fig, lines, names, 6)
+    _, inside = drawn(fig)
+    assert inside(fig.legends[0]) and len(fig.legends) == 1
+    assert title is None or inside(title)
+    style.plt.close(fig)
+
+
+@pytest.mark.parametrize("low, high", [(2e-4, 4e-3), (0.04, 0.23), (3e-4, 7e-3), (0.2, 0.9), (1.1, 1.9), (1e-7, 1e3)])
+def test_labels_of_a_logarithmic_axis_stand_apart(low, high):
+    for narrow, columns in ((False, 3), (True, 2)):
+        fig, axes = style.figure(View(LIGHT, narrow), 1, columns, panel=(2.5, 2.1))
+        axis = axes[0][0]
+        axis.loglog([low, high], [low, high])
+        style.sparse_ticks(axis.xaxis)
+        renderer, _ = drawn(fig)
+        boxes = [t.get_window_extent(renderer) for t in axis.get_xticklabels(which="both") if t.get_text() and t.get_visible()]
+        boxes = sorted((b for b in boxes if axis.bbox.x0 - 1 <= (b.x0 + b.x1) / 2 <= axis.bbox.x1 + 1), key=lambda b: b.x0)
+        assert len(boxes) >= (2 if high / low > 4 else 1)
+        assert all(a.x1 < b.x0 for a, b in zip(boxes, boxes[1:])), [t.get_text() for t in axis.get_xticklabels()]
+        style.plt.close(fig)
+
+
+def test_every_command_on_a_line_of_its_own():
+    assert page.made_by("lla <one>") == '<div class="commands"><code>lla &lt;one&gt;</code></div>'
+    assert page.made_by("one\ntwo").count("<code>") == 2 and "details" not in page.made_by("one\ntwo")
+    assert "<summary>5 commands</summary>" in page.made_by("a\nb\nc\nd\ne")
+
+
+def test_noisy_queries_of_one_dimension_are_said_once(tmp_path):
+    for dims, times in ((8,), 1), ((8, 16), 1):
+        folder = tmp_path / f"{len(dims)}" / "regression-queries"
+        folder.mkdir(parents=True)
+        records = [{"d": d, "segment": 256, "strict": strict, "model": model, "query_noise": noise, "mse_mean": 1.0 + noise, "ridge": 0.1, "sequences": 2}
+                   for d in dims for strict in (False, True) for model in ("lla", "softmax", "mesanet") for noise in (0, 0.1, 1)]
+        (folder / "results.json").write_text(json.dumps({"schema_version": 1, "task": "regression", "settings": {}, "machine": {}, "command": "made", "records": records}))
+        section = studies.queries(Results(folder))
+        assert section.summary.count("(d = 8)") == times and ("high dimension" in section.summary) == (len(dims) > 1)
+        assert section.figures[0].found.count("d = 8, as in the paper") == times
