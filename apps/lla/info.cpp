@@ -25,7 +25,7 @@ void print_json() {
 }
 
 void print_text() {
-  fmt::print("lla {}\n{}\n\nImplementations, in order of preference:\n", lla_version(), lla_machine_description());
+  fmt::print("lla {}\n{}\nImplementations, in order of preference:\n", lla_version(), lla_machine_description());
   for (int32_t i = 0; const char* name = lla_implementation_name(i); ++i) {
     fmt::print("  {:<14} {}\n", name, lla_implementation_description(i));
   }

@@ -3,10 +3,10 @@
 
 #include <CLI/CLI.hpp>
 
-#include <algorithm>
 #include <csignal>
 #include <fstream>
-#include <iterator>
+#include <string>
+#include <vector>
 
 #include <fmt/core.h>
 
@@ -28,17 +28,17 @@ void request_stop(int signal) {
 
 std::string command_line() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  while (!text.empty() && text.back() == '\0') text.pop_back();
-  std::replace(text.begin(), text.end(), '\0', ' ');
+  std::vector<std::string> words;
+  for (std::string word; std::getline(file, word, '\0');) words.push_back(word);
+  if (!words.empty()) words[0] = "lla";  // by its name: where it was built does not matter to a reader
+  std::string text = experiments::shell_words(words);
   // It goes into the results, which are UTF-8; better said now than when they are written.
   try {
     experiments::Json(text).dump();
   } catch (const experiments::Json::exception&) {
     throw CLI::ValidationError("reproduce", "the command line is not valid UTF-8, and the results record it");
   }
-  // The program by its name: where it was built does not matter to a reader.
-  return "lla" + (text.find(' ') == std::string::npos ? "" : text.substr(text.find(' ')));
+  return text;
 }
 
 experiments::Device CommonOptions::device_kind() const {
@@ -77,7 +77,8 @@ int finish(const std::string& out, bool finished) {
     fmt::print(stderr, "Stopped. What is done is in {}; the same command continues from there.\n", out);
     return kFailed;
   }
-  fmt::print("\nResults: {}/{}\nThe page with the figures: lla report {}\n", out, experiments::kResultsName, out);
+  fmt::print("\nResults: {}/{}\nThe page with the figures: lla report {}\n", out, experiments::kResultsName,
+             experiments::shell_words({&out, 1}));
   return kSuccess;
 }
 

@@ -96,6 +96,22 @@ std::string csv(const Json& records) {
 
 }  // namespace
 
+std::string shell_words(std::span<const std::string> words) {
+  constexpr std::string_view kPlain = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+=./,:@%";
+  std::string text;
+  for (const std::string& word : words) {
+    if (!text.empty()) text += ' ';
+    if (!word.empty() && word.find_first_not_of(kPlain) == std::string::npos) {
+      text += word;
+      continue;
+    }
+    text += '\'';
+    for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    text += '\'';
+  }
+  return text;
+}
+
 void write_atomically(const fs::path& path, std::string_view content) {
   TemporaryFile file(path);
   int error = file.write_all(content);

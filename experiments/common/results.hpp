@@ -6,6 +6,7 @@
 #pragma once
 
 #include <filesystem>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -36,6 +37,9 @@ void write_atomically(const fs::path& path, std::string_view content);
 void require_writable_folder(const fs::path& directory);
 
 Json read_json(const fs::path& path);
+
+// Words of a command as a shell takes them: what it would read anything into stands in quotes.
+std::string shell_words(std::span<const std::string> words);
 
 // The processor and SIMD target numbers depend on.
 Json machine(Device);

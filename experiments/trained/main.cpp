@@ -9,6 +9,7 @@
 
 #include <lla/lla.h>
 
+#include "common/results.hpp"
 #include "experiment.hpp"
 #include "tasks/task.hpp"
 #include "text/language.hpp"
@@ -115,7 +116,9 @@ int run(const std::string& task, Options o) {
     fmt::print(stderr, "Stopped. What is done is in {}; the same command continues from there.\n", q.out.string());
     return 3;
   }
-  fmt::print("\nResults: {0}/results.json\nThe page with the figures: lla report {0}\n", q.out.string());
+  const std::string out = q.out.string();
+  fmt::print("\nResults: {}/results.json\nThe page with the figures: lla report {}\n", out,
+             experiments::shell_words({&out, 1}));
   return 0;
 }
 
@@ -186,8 +189,9 @@ int main(int argc, char** argv) {
   add_experiment(app, "state-tracking", "Permutation state tracking", exit_code);
   add_experiment(app, "language-model", "A byte-level language model on Python source", exit_code);
   add_corpus(app, exit_code);
-  command_line = "lla reproduce";
-  for (int i = 1; i < argc; ++i) command_line += std::string(" ") + argv[i];
+  std::vector<std::string> words = {"lla", "reproduce"};
+  words.insert(words.end(), argv + 1, argv + argc);
+  command_line = lla::experiments::shell_words(words);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -32,6 +32,15 @@ Results open(const Scratch& s, uint64_t seed = 1, const std::string& task = "reg
   return Results(s.path, task, {{"seed", seed}}, "test");
 }
 
+TEST(ShellWords, CanBePasted) {
+  const std::vector<std::string> plain = {"lla",   "reproduce", "recall", "--set", "training.warmup=0",
+                                          "--out", "out/a_b-1"};
+  EXPECT_EQ(shell_words(plain), "lla reproduce recall --set training.warmup=0 --out out/a_b-1");
+  const std::vector<std::string> odd = {"--set", R"(settings=[{"length":16,"pairs":4}])", "", "it's", "a b", "$HOME",
+                                        "~"};
+  EXPECT_EQ(shell_words(odd), R"(--set 'settings=[{"length":16,"pairs":4}]' '' 'it'\''s' 'a b' '$HOME' '~')");
+}
+
 TEST(WriteAtomically, ReplacesTheWholeFile) {
   const Scratch s;
   write_atomically(s.path / "file", "a long first content");
