@@ -146,6 +146,7 @@ template <class T>
 void start_cg(PanelBlock<T>& block, Panel<T>& panel, CgLanes<T>& s) {
   const int64_t dim = block.problem.dim;
   const auto zero = hn::Zero(Tag<T>()), one = splat(T{1}), infinity = splat(std::numeric_limits<T>::infinity());
+  const auto normal = splat(std::numeric_limits<T>::min());  // the reciprocal of less may be infinite, and times 0 NaN
   for (int64_t at = 0; at < kPanel<T>; at += kLanes<T>) {
     const auto variance = load(panel.variance + at);
     auto smallest = infinity, rz = zero, rr = zero, mean_squares = zero;
@@ -153,7 +154,8 @@ void start_cg(PanelBlock<T>& block, Panel<T>& panel, CgLanes<T>& s) {
       const auto ridge = load(panel.ridge + e);
       const auto infinite = hn::Eq(ridge, infinity);
       const auto scale = hn::Add(ridge, variance);
-      const auto inverse = hn::IfThenZeroElse(infinite, hn::Div(one, hn::IfThenElse(hn::Gt(scale, zero), scale, one)));
+      const auto inverse =
+          hn::IfThenZeroElse(infinite, hn::Div(one, hn::IfThenElse(hn::Gt(scale, zero), hn::Max(scale, normal), one)));
       const auto r = hn::IfThenZeroElse(infinite, load(panel.rhs + e));
       const auto z = hn::Mul(inverse, r);
       const auto mean = load(panel.mean_k + e);

@@ -75,6 +75,22 @@ TEST_P(Semantics, RowsWithoutKeysAreZeroWhateverTheyHold) {
   EXPECT_TRUE(all_finite(gradients.dk));
 }
 
+TEST_P(Semantics, RowsWithoutKeysAreOkWhateverTheRidge) {
+  for (const DType dtype : kAllTypes) {
+    for (const int solver : kAllSolvers) {
+      Spec spec = with(self_attention(6, 4), dtype, solver);
+      spec.length_k = 3;
+      if (!takes(spec)) continue;
+      for (const double ridge : {0.0, 0x1p-149, 1e-40, 0x1p-126, 1e38}) {  // 1 / 1e-40 is beyond float
+        const Forward got = forward(spec, make_inputs(spec, data::Kind::randn, ridge, 1));
+        for (size_t i = 0; i < 3; ++i) EXPECT_EQ(got.info.status[i], LLA_ROW_OK) << spec.text() << ", ridge " << ridge;
+        EXPECT_TRUE(all_equal({got.o.begin(), got.o.begin() + 12}, 0)) << spec.text() << ", ridge " << ridge;
+        EXPECT_TRUE(all_finite(got.o)) << spec.text() << ", ridge " << ridge;
+      }
+    }
+  }
+}
+
 // Nothing is promised of rows whose logits overflow, but that they come to an end and keep to themselves.
 TEST_P(Semantics, RowsWithoutKeysAreZeroBesideLogitsThatOverflow) {
   Spec spec = self_attention(6, 8);
