@@ -99,7 +99,7 @@ struct Prepared {
     if (a.allocate != nullptr) {
       const auto sizes = sizes_of(call.problem, plan, a);
       if (const lla_status status = a.allocate(a.allocate_context, &sizes, &a); status != LLA_OK)
-        return {status, "allocate: the caller's function found no memory"};
+        return {status, cat("allocate: the caller's function answered ", lla_status_name(status))};
       LLA_RETURN_IF_ERROR(Pass::outputs(a, call));
       call.workspace = a.workspace;
       call.workspace_bytes = a.workspace_bytes;

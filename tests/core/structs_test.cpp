@@ -139,8 +139,11 @@ TEST(Structs, MemoryOnDemand) {
   EXPECT_EQ(args.o.data, nullptr) << "the caller's own struct was changed";
   for (const float x : context.saved) EXPECT_FALSE(std::isnan(x));
 
-  context.answer = LLA_OUT_OF_MEMORY;
-  EXPECT_EQ(lla_forward(&args), LLA_OUT_OF_MEMORY);
+  for (const lla_status answer : {LLA_INVALID_ARGUMENT, LLA_OUT_OF_MEMORY}) {
+    context.answer = answer;
+    EXPECT_EQ(lla_forward(&args), answer);
+    EXPECT_EQ(lla_last_error(), std::string("allocate: the caller's function answered ") + lla_status_name(answer));
+  }
   EXPECT_EQ(std::count(context.o.begin(), context.o.end(), -1.0f), 24) << "written without memory";
   context.answer = LLA_OK;
   context.short_by = 1;
