@@ -257,22 +257,27 @@ def found_all(data):
     return text[0].upper() + text[1:]
 
 
+def standing(ratio):
+    """Where LLA is, from a rival's error over its own."""
+    return "far ahead" if ratio >= 3 else "ahead" if ratio >= 1.1 else "level" if ratio > 0.9 else "behind"
+
+
 def summary(data):
     d = data.main_dim
     low, high = data.dims[0], data.dims[-1]
-    text = "<strong>Test-time regression:</strong> with the answer among the data, as in the paper, LLA is far ahead"
+    text = "<strong>Test-time regression:</strong> with the answer among the data, as in the paper, LLA is "
     if data.common and low != high:
-        text += f" and more so with the dimension ({number(data.ratio(low, False, 'softmax'))} times below softmax at d = {low}, " \
-                f"{number(data.ratio(high, False, 'softmax'))} times at d = {high})"
+        inclusive = [data.ratio(e, False, "softmax") for e in (low, high)]
         strict = [data.ratio(e, True, "softmax") for e in (low, high)]
-        text += f"; predicting before seeing, its lead over softmax is {number(strict[0])} times at d = {low} and " \
-                f"{number(strict[1])} times at d = {high}"
-        mesa = data.ratio(high, True, "mesanet")
-        text += f", and MesaNet has {number(mesa)} times its error there"
+        text += f"{standing(min(inclusive))}, {'more' if inclusive[1] > inclusive[0] else 'less'} so with the dimension (softmax has " \
+                f"{number(inclusive[0])} times its error at d = {low}, {number(inclusive[1])} times at d = {high}); predicting before seeing, " \
+                f"softmax has {number(strict[0])} times its error at d = {low} and {number(strict[1])} times at d = {high}, and MesaNet " \
+                f"{number(data.ratio(high, True, 'mesanet'))} times there"
     else:
         s = data.main_segments[-1]
-        text += f" (d = {d}, S = {s}: {number(data.mean(d, s, False, 'softmax') / data.mean(d, s, False, 'lla'))} times below softmax); " \
-                f"predicting before seeing, {number(data.mean(d, s, True, 'softmax') / data.mean(d, s, True, 'lla'))} times"
+        inclusive, strict = (data.mean(d, s, form, "softmax") / data.mean(d, s, form, "lla") for form in (False, True))
+        text += f"{standing(inclusive)} (d = {d}, S = {s}: softmax has {number(inclusive)} times its error); predicting before seeing, " \
+                f"softmax has {number(strict)} times its error"
     return text + "."
 
 

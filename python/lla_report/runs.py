@@ -78,8 +78,9 @@ class Runs:
 
     def not_run(self, words):
         """Models missing in some settings, as a sentence; `words` names a setting."""
-        missing = [f"{LABELS[m]} at {words.format(*s)}" for s in self.settings for m in self.models if not self.of(s, m)]
-        return ["Not run: " + ", ".join(missing) + "."] if missing else []
+        missing = {LABELS[m]: [words.format(*s) for s in self.settings if not self.of(s, m)] for m in self.models}
+        listed = [f"{model} ({'; '.join(settings)})" for model, settings in missing.items() if settings]
+        return ["Not run: " + ", ".join(listed) + "."] if listed else []
 
     def score_table(self, names, caption, show=number):
         rows = []
@@ -118,7 +119,8 @@ class Runs:
         flat = [r for r in self.records if r["flattened"]]
         capped = [r for r in self.records if r["ended"] == "cap"]
         failed = [r for r in self.records if r["ended"] == "not finite"]
-        text = (f"{len(self.records)} runs, {min(epochs)} to {max(epochs)} epochs of at most {planned[0]}; the paper's cap is {cap}. ")
+        ran = f"{min(epochs)} to {max(epochs)}" if min(epochs) < max(epochs) else f"{max(epochs)}"
+        text = f"{len(self.records)} runs, {ran} epochs of at most {planned[0]}; the paper's cap is {cap}. "
         if planned[0] < cap:
             text += "These runs are shortened: the learning rate's schedule ends with them. "
         text += (f"Of the {len(capped)} that ran to their end {sum(r in flat for r in capped)} had flattened (validation score changed by less than 1 % over the "

@@ -178,7 +178,7 @@ def smaller_segments(runs):
                 ratios.append((setting[1], others[0][1].mean / ours.mean, LABELS[others[0][0]]))
         if not ratios:
             continue
-        text = f"L = {length}, error of the best of the others as a multiple of LLA's: " + ", ".join(f"S = {segment} {number(ratio)} ({name})" for segment, ratio, name in ratios)
+        text = f"L = {length}, error of the best of the others as a multiple of LLA's: " + ", ".join(f"S = {segment}: {number(ratio)} ({name})" for segment, ratio, name in ratios)
         if len(ratios) > 1:
             of = f"; of the {len(ratios)} sizes run" if len(ratios) < 4 else ";"  # the paper has four
             text += (f"{of} largest for the smallest S, as the paper says" if max(ratios, key=lambda r: r[1]) == ratios[0]

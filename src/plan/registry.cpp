@@ -58,7 +58,9 @@ Status make_plan(const Problem& p, const Machine& m, const char* wanted, Plan& p
   }
   if (!known)
     return invalid(cat("options.implementation: \"", wanted, "\" is not in this build, which has ", known_names()));
-  return {LLA_UNSUPPORTED, "no implementation takes this problem (" + reasons + ")"};
+  if (wanted != nullptr)
+    return {LLA_UNSUPPORTED, cat("options.implementation: it does not take this problem (", reasons, ")")};
+  return {LLA_UNSUPPORTED, cat("no implementation takes this problem (", reasons, ")")};
 }
 
 std::string explain(const Problem& p, const Machine& m) {

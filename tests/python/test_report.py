@@ -8,7 +8,7 @@ from conftest import REPOSITORY
 
 pytest.importorskip("matplotlib")
 sys.path.insert(0, str(REPOSITORY / "python"))
-from lla_report import language, page, studies, style, trained  # noqa: E402
+from lla_report import language, page, regression, studies, style, trained  # noqa: E402
 from lla_report.records import Results  # noqa: E402
 from lla_report.runs import Runs  # noqa: E402
 from lla_report.style import DARK, LABELS, LIGHT, View  # noqa: E402
@@ -130,7 +130,7 @@ def test_of_rates_equal_on_validation_the_one_with_seeds_counts(tmp_path):
     assert runs.rate((64, 8), "lla") == 1e-3 and runs.score((64, 8), "lla").mean == 0.75
     assert runs.rate((64, 8), "softmax") == 1e-4  # seeds outweigh no validation score
     assert runs.rate((64, 4), "lla") is None
-    assert runs.not_run("L = {}, {} pairs") == ["Not run: LLA at L = 64, 4 pairs, softmax at L = 64, 4 pairs, GLA at L = 64, 8 pairs."]
+    assert runs.not_run("L = {}, {} pairs") == ["Not run: LLA (L = 64, 4 pairs), softmax (L = 64, 4 pairs), GLA (L = 64, 8 pairs)."]
     assert runs.rate_table(("L", "pairs"), "").count("GLA") == 1  # no row where it was not run
     assert "in 0 of them in fewer steps than every other model that was run and in 1 in as many as the quickest of them." in trained.solved(runs)[0]
     quick = [accuracy("lla", 1e-3, 1, 1.0, 300, **here), accuracy("parallax", 1e-3, 1, 1.0, 200, **here)]
@@ -215,3 +215,8 @@ def test_noisy_queries_of_one_dimension_are_said_once(tmp_path):
         section = studies.queries(Results(folder))
         assert section.summary.count("(d = 8)") == times and ("high dimension" in section.summary) == (len(dims) > 1)
         assert section.figures[0].found.count("d = 8, as in the paper") == times
+
+
+def test_the_verdict_follows_the_numbers():
+    """"Far ahead" stood there whatever had been measured, at 1.5 times as at a hundred."""
+    assert [regression.standing(r) for r in (177, 1.48, 1.0, 0.5)] == ["far ahead", "ahead", "level", "behind"]
