@@ -225,17 +225,18 @@ HWY_INLINE void pass_over_span(DecodeUnit<T>& unit, int64_t span, const DecodeWo
                                const int64_t* which, int64_t rows, const Coefficients& coefficients) {
   const core::Problem& p = unit.call->problem;
   const T* const shift = unit.shifted ? unit.shift : nullptr;
-  TilePair keys(unit.call->k, p.dim), values(unit.call->v, p.value_dim);
+  TilePair keys(unit.call->k, p.dim);
   KeyReader<T> reader(p, size.key_stride, shift, vectors, vector_count, worker);
   const int64_t first = unit.base + span * unit.span_keys, last = std::min(first + unit.span_keys, unit.end);
   for (int64_t at = first; at < last; at += kDecodeTile) {
     const TileSource tile = tile_at(unit, at, span);
     uint8_t bad[kDecodeTile] = {};
     keys.move_to(tile);
-    values.move_to(tile);
-    coefficients(tile, check ? reader.template read<true, false>(tile, keys.now(), values.soon(), bad)
-                             : reader.template read<false, false>(tile, keys.now(), values.soon(), bad));
-    add_values(unit, span, tile, values.now(), keys.soon(), size, worker, which, rows, bad, reader.any_bad());
+    TileRows values;  // on their way while their keys are read, and the next keys while they are
+    values.find(tile, unit.call->v, p.value_dim);
+    coefficients(tile, check ? reader.template read<true, false>(tile, keys.now(), values, bad)
+                             : reader.template read<false, false>(tile, keys.now(), values, bad));
+    add_values(unit, span, tile, values, keys.soon(), size, worker, which, rows, bad, reader.any_bad());
   }
 }
 
