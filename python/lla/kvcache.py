@@ -13,6 +13,7 @@ from .functional import DEFAULT_OPTIONS, Ridge, _allows_tf32, _check_cu_seqlens,
 
 
 _NOTHING = contextlib.nullcontext()
+_NAMES = {"seqlens": "cache_seqlens", "seqlens_k": "cache_seqlens"}  # the library's, and these functions'
 _DEFAULTS = (*DEFAULT_OPTIONS, False, False)  # and neither TF32 nor batch_invariant
 
 
@@ -75,7 +76,7 @@ def cache_append(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, *,
             raise ValueError(f"k has {k.dim()} dimensions, not {3 if packed else 4}")
         batch = cu_seqlens.shape[0] - 1 if packed else k.shape[0]
         lengths, _ = _lengths("cache_seqlens", cache_seqlens, batch, k.device)
-    call(_ops.cache_append, k, v, k_cache, v_cache, lengths, slots, _page_table(page_table), cu_seqlens)
+    call(_ops.cache_append, k, v, k_cache, v_cache, lengths, slots, _page_table(page_table), cu_seqlens, names=_NAMES)
     _note_writing(k_cache, v_cache)
 
 
@@ -189,7 +190,7 @@ def _attend_cache(q, k_cache, v_cache, ridge, x, k, v, cache_seqlens, page_table
                             (page_table, first_key, max_total_k or 0))
     except (RuntimeError, ValueError) as error:
         _check_cache(q, k_cache, v_cache, k, v, page_table, batch)
-        raise_ours(error)
+        raise_ours(error, _NAMES if k is not None else {**_NAMES, "k": "k_cache", "v": "v_cache"})
     if autocast and o.dtype != torch.float64:
         o = o.to(torch.get_autocast_dtype(device.type))
     return (o, info) if return_info else o

@@ -291,3 +291,28 @@ def test_wrong_argument(case):
     good = dict(q=torch.ones(2, 1, 4, 16), k_cache=cache, v_cache=cache.clone(), ridge=0.1)
     with pytest.raises(ValueError, match=word):
         lla.lla_attention_with_kvcache(**{**good, **change})
+
+
+NAMED = {
+    "cache_seqlens": dict(cache_seqlens=torch.tensor([-1, 3], dtype=torch.int32)),
+    "k_cache": dict(k_cache=torch.ones(2, 16, 3, 16), v_cache=torch.ones(2, 16, 3, 16)),  # 4 query heads
+    "v_cache": dict(v_cache=torch.ones(2, 16, 4, 16, dtype=torch.float64)),
+    "page_table": dict(page_table=torch.full((2, 1), 7, dtype=torch.int32), cache_seqlens=1),
+    "tol": dict(tol=-1.0),
+    "implementation": dict(implementation="none"),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_messages_have_the_names_of_the_arguments(name):
+    """The library's own words begin with its own names: k for a cache, seqlens_k, options.tolerance."""
+    cache = torch.ones(2, 16, 4, 16)
+    good = dict(q=torch.ones(2, 1, 4, 16), k_cache=cache, v_cache=cache.clone(), ridge=0.1)
+    with pytest.raises(ValueError, match=f"^{name}: "):
+        lla.lla_attention_with_kvcache(**{**good, **NAMED[name]})
+
+
+def test_messages_of_appending_have_the_names_of_the_arguments():
+    cache, new = torch.ones(2, 16, 4, 16), torch.ones(2, 1, 4, 16)
+    with pytest.raises(ValueError, match="^cache_seqlens: "):
+        lla.cache_append(new, new, cache, cache.clone(), cache_seqlens=torch.tensor([16, 3], dtype=torch.int32))
