@@ -1,4 +1,5 @@
 """Local Linear Attention on torch tensors. Layout (batch, length, heads, dim), as in flash-attention."""
+import numbers
 from typing import NamedTuple, Optional, Tuple, Union
 
 import torch
@@ -37,6 +38,10 @@ class AttentionInfo(NamedTuple):
         return bytes(self.plan_bytes.tolist()).rstrip(b"\0").decode()
 
 
+# Also numpy's, which are neither int nor float. (The first two are found without asking the third, which takes longer.)
+REAL = (int, float, numbers.Real)
+
+
 def _as_float(name, number):
     try:
         return float(number)
@@ -50,7 +55,7 @@ def _ridge_tensor(ridge, q):
         if ridge.dtype == torch.bool or ridge.dtype.is_complex:
             raise TypeError(f"ridge must hold real numbers, not {ridge.dtype}")
         return ridge if ridge.dtype == dtype else ridge.to(dtype)
-    if isinstance(ridge, bool) or not isinstance(ridge, (int, float)):
+    if isinstance(ridge, bool) or not isinstance(ridge, REAL):
         raise TypeError(f"ridge must be a number or a torch.Tensor, not {type(ridge).__name__}")
     if not ridge >= 0:
         raise ValueError(f"ridge must be at least 0, not {ridge}")
@@ -95,13 +100,14 @@ def _options(scale, causal, window_size, tol, max_iterations, solver, implementa
             and solver == "auto" and (scale is None or type(scale) is float)):
         # What nearly every call gives, without the questions.
         return DEFAULT_OPTIONS if scale is None else (scale, *DEFAULT_OPTIONS[1:])
-    if scale is not None and (isinstance(scale, (bool, Tensor)) or not isinstance(scale, (int, float))):
+    if scale is not None and (isinstance(scale, (bool, Tensor)) or not isinstance(scale, REAL)):
         raise TypeError(f"scale must be a number or None, not {type(scale).__name__}")
-    scale = _as_float("scale", scale) if isinstance(scale, int) else scale
+    scale = scale if scale is None or isinstance(scale, float) else _as_float("scale", scale)
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be a bool, not {type(causal).__name__}")
-    if tol is not None and (isinstance(tol, bool) or not isinstance(tol, (int, float))):
+    if tol is not None and (isinstance(tol, bool) or not isinstance(tol, REAL)):
         raise TypeError(f"tol must be a number or None, not {type(tol).__name__}")
+    tol = tol if tol is None or isinstance(tol, float) else _as_float("tol", tol)
     if max_iterations is not None:
         if isinstance(max_iterations, bool) or not isinstance(max_iterations, int):
             raise TypeError(f"max_iterations must be an integer or None, not {type(max_iterations).__name__}")

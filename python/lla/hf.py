@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ._masks import Packing, pack_mask, pack_padding
 from .debug import check_mode
-from .functional import lla_attention, lla_attention_varlen
+from .functional import REAL, lla_attention, lla_attention_varlen
 from .kvcache import lla_attention_with_kvcache
 
 try:
@@ -214,7 +214,7 @@ def register(ridge: float = 1.0, *, name: str = "lla", tol: Optional[float] = No
              solver: str = "auto", check: Optional[str] = None, precision: Optional[str] = None) -> str:
     """Registers attention and mask functions under `name`; returns the name. Call it again, or with another name, to
     change the default ridge or the solver's options (those of `lla.lla_attention`)."""
-    if isinstance(ridge, bool) or not isinstance(ridge, (int, float)):
+    if isinstance(ridge, bool) or not isinstance(ridge, REAL):
         raise TypeError(f"ridge must be a number, not {type(ridge).__name__}; see set_ridge for tensors")
     if not ridge >= 0:
         raise ValueError(f"ridge must be at least 0, not {ridge}")

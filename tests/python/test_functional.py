@@ -1,6 +1,7 @@
 """lla_attention and its variants against the plain-torch reference, and properties that need no reference."""
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -205,3 +206,12 @@ def test_default_tolerance_goes_by_type(device):
         _, default = lla.lla_attention(q, k, v, 0.1, solver="cg", return_info=True)
         _, named = lla.lla_attention(q, k, v, 0.1, solver="cg", tol=tol, return_info=True)
         assert torch.equal(default.iterations, named.iterations)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "int64", "float16"])
+def test_numpy_scalars_are_numbers(kind):
+    """A ridge read from an array or a config of numpy's is neither an int nor a float."""
+    number = getattr(np, kind)(1)
+    q, k, v = (torch.randn(1, 8, 2, 16) for _ in range(3))
+    expected = lla.lla_attention(q, k, v, 1.0, scale=1.0, tol=1.0)
+    assert torch.equal(lla.lla_attention(q, k, v, number, scale=number, tol=number), expected)
