@@ -8,6 +8,7 @@ Inside torch.compile a checked call is a graph break (an error with fullgraph=Tr
 import contextlib
 import itertools
 import os
+import sys
 import warnings
 
 import numpy as np
@@ -270,7 +271,16 @@ def _report(looker, direction, call, found, row_info):
     where = dict(zip(("what", "position", "head", "batch"), found), call=looker.number, direction=direction)
     if looker.mode == "raise":
         raise CheckError(message, path, where)
-    warnings.warn(message, CheckWarning, stacklevel=2)
+    warnings.warn(message, CheckWarning, stacklevel=1 + _frames_of_ours())
+
+
+def _frames_of_ours():
+    """How many frames from the caller's on are this package's or torch's: behind them is the line that a warning is for."""
+    folders = tuple(os.path.dirname(module.__file__) + os.sep for module in (_case, torch))
+    count, frame = 0, sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(folders):
+        count, frame = count + 1, frame.f_back
+    return count
 
 
 # ---- saving ----------------------------------------------------------------------------------------------------------

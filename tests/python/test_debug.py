@@ -85,8 +85,9 @@ def test_packed_rows_behind_the_last_sequence_do_not_count(device):
 
 def test_warns_once(device):
     inputs = make_inputs(1, 20, device=device)
-    with pytest.warns(lla.debug.CheckWarning, match="the solve did not end well"):
+    with pytest.warns(lla.debug.CheckWarning, match="the solve did not end well") as caught:
         lla.lla_attention(*inputs, check="warn", **UNSOLVED)
+    assert caught[0].filename == __file__  # the caller's line, not one of ours
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         lla.lla_attention(*inputs, check="warn", **UNSOLVED)
