@@ -8,8 +8,8 @@
 namespace lla::bench {
 
 bool have_blas();
-// Whose kernels it chose for this processor, which need not be the widest it has: OpenBLAS knows processors by name, and
-// takes those of an older one for what is newer than itself.
+// Whose kernels it chose for this processor, which need not be the widest that it has: OpenBLAS knows processors by
+// name, and takes those of an older one for what is newer than itself.
 std::string blas_kernels();
 
 // One product of 2048 x 2048 matrices; keeps its matrices so that repeats measure nothing else.

@@ -202,9 +202,9 @@ HWY_INLINE void sum_four(const Vec<float>* v, float* to) {
 }
 #endif
 
-// dots[i][j] = row j . vectors[i], rows [0, count) and on to a multiple of 4; dots are kDecodeTile apart. With kKeep the
-// rows are kept in `tile` on the way. `soon`: rows that come next. Returns the bits of the largest magnitude as stored,
-// where asked for.
+// dots[i][j] = row j . vectors[i], rows [0, count) and on to a multiple of 4; dots are kDecodeTile apart. With kKeep
+// the rows are kept in `tile` on the way. `soon`: rows that come next. Returns the bits of the largest magnitude as
+// stored, where asked for.
 template <int kCount, bool kCheck, bool kKeep, bool kShift, class Stored, class T>
 HWY_NOINLINE Bits<T> row_dots(const TileRows& from, const TileRows& soon, int64_t stride, const T* shift,
                               const T* const* vectors, T* tile, T* dots) {

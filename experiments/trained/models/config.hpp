@@ -1,4 +1,5 @@
-// What a model is: everything the paper leaves open is a field here; docs/experiments/models.md holds the table of choices.
+// What a model is: everything the paper leaves open is a field here; docs/experiments/models.md holds the table of
+// choices.
 #pragma once
 
 #include <cstdint>

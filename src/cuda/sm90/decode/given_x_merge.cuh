@@ -57,9 +57,9 @@ __device__ __forceinline__ void merge_row(const Params& p, int bundle, int i_row
   }
 }
 
-// At most `rows_of_bundle` rows of a bundle are there, by the host's bound. A sequence that claims more rows than it may
-// have is not usable, and says so in all of them. As many blocks at a time as there are threads for: the kernel waits for
-// memory.
+// At most `rows_of_bundle` rows of a bundle are there, by the host's bound. A sequence that claims more rows than it
+// may have is not usable, and says so in all of them. As many blocks at a time as there are threads for: the kernel
+// waits for memory.
 template <int kDim, int kBundle>
 __global__ void __launch_bounds__(kDim, 2048 / kDim)
     given_x_merge_kernel(const __grid_constant__ Params p, int rows_of_bundle) {
