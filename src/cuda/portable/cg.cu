@@ -291,7 +291,7 @@ struct SolveBlock {
 template <class T, int kDim>
 __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) cg_kernel(const __grid_constant__ Arguments<T> a) {
   using C = Config<T, kDim>;
-  extern __shared__ __align__(16) unsigned char shared[];
+  unsigned char* const shared = dynamic_bytes;
   const SolveBlock<T, kDim> rows(a, shared);
   const QueryBlock& block = rows.block;
   if (block.count <= 0) return;

@@ -81,7 +81,7 @@ __device__ bool span_of_block(const DecodedRow& row, int64_t s, int64_t& begin, 
 // ---- sums of keys ---------------------------------------------------------------------------------------------------
 
 __global__ void __launch_bounds__(D::kThreads) decode_form_kernel(const __grid_constant__ DecodeArguments d) {
-  extern __shared__ __align__(16) double memory[];
+  double* const memory = reinterpret_cast<double*>(dynamic_bytes);
   const core::Problem& p = d.a.problem;
   const int64_t number = d.first_row + blockIdx.x / d.layout.spans, s = blockIdx.x % d.layout.spans;
   const DecodedRow row(d, number);
@@ -232,7 +232,7 @@ __device__ bool write_special(const DecodedRow& row, bool usable) {
 }
 
 __global__ void __launch_bounds__(D::kThreads) decode_solve_kernel(const __grid_constant__ DecodeArguments d) {
-  extern __shared__ __align__(16) double memory[];
+  double* const memory = reinterpret_cast<double*>(dynamic_bytes);
   const core::Problem& p = d.a.problem;
   const int64_t number = d.first_row + blockIdx.x;
   const DecodedRow row(d, number);

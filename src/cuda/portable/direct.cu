@@ -214,7 +214,7 @@ __device__ bool locate(const Arguments<T>& a, int64_t index, Row<T>& row) {
 // A fixed number of blocks; rows are dealt out one by one, so that neighbours, which tend to need the same, spread out.
 template <class T>
 __global__ void __launch_bounds__(D::kThreads) direct_kernel(const __grid_constant__ Arguments<T> a) {
-  extern __shared__ __align__(16) unsigned char shared[];
+  unsigned char* const shared = dynamic_bytes;
   const core::Problem& p = a.problem;
   const int64_t dim = D::padded(p.dim);
   double* at = reinterpret_cast<double*>(shared);

@@ -252,7 +252,7 @@ struct KeyGradients {
 template <class T, int kDim>
 __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dkdv_kernel(const __grid_constant__ Arguments<T> a) {
   using C = Config<T, kDim>;
-  extern __shared__ __align__(16) unsigned char shared[];
+  unsigned char* const shared = dynamic_bytes;
   const KeyBlock block(a, C::kOwn);
   if (block.first_key >= block.sequence.length_k) return;
   const KeyGradients<T, kDim> gradients(a, block, shared);

@@ -38,7 +38,7 @@ __device__ void write_ridge_gradient(const Arguments<T>& a, const QueryBlock& bl
 template <class T, int kDim>
 __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) dq_kernel(const __grid_constant__ Arguments<T> a) {
   using C = Config<T, kDim>;
-  extern __shared__ __align__(16) unsigned char shared[];
+  unsigned char* const shared = dynamic_bytes;
   const Tile<T, kDim> own_q{reinterpret_cast<T*>(shared)};
   const Tile<T, kDim> own_x{reinterpret_cast<T*>(shared + C::kOwnBytes)};
   const Tile<T, kDim> own_y{reinterpret_cast<T*>(shared + 2 * C::kOwnBytes)};

@@ -7,7 +7,7 @@ namespace {
 template <class T, int kDim>
 __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) output_kernel(const __grid_constant__ Arguments<T> a) {
   using C = Config<T, kDim>;
-  extern __shared__ __align__(16) unsigned char shared[];
+  unsigned char* const shared = dynamic_bytes;
   const Tile<T, kDim> own_q{reinterpret_cast<T*>(shared)};
   const Tile<T, kDim> own_x{reinterpret_cast<T*>(shared + C::kOwnBytes)};
   const Tile<T, kDim> tile{reinterpret_cast<T*>(shared + 2 * C::kOwnBytes)};  // keys, then values

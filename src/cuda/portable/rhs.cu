@@ -28,7 +28,7 @@ __device__ int32_t gradient_exponent(const Arguments<T>& a, const Query& q, int3
 template <class T, int kDim>
 __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) rhs_kernel(const __grid_constant__ Arguments<T> a) {
   using C = Config<T, kDim>;
-  extern __shared__ __align__(16) unsigned char shared[];
+  unsigned char* const shared = dynamic_bytes;
   const Tile<T, kDim> own_q{reinterpret_cast<T*>(shared)};
   const Tile<T, kDim> own_g{reinterpret_cast<T*>(shared + C::kOwnBytes)};
   const Tile<T, kDim> tile{reinterpret_cast<T*>(shared + 2 * C::kOwnBytes)};  // values, then keys

@@ -139,7 +139,7 @@ __device__ void leave_to_decode(const Arguments<T>& a, const QueryBlock& block) 
 template <class T, int kDim>
 __global__ void __launch_bounds__(Config<T, kDim>::kThreads, 2) stats_kernel(const __grid_constant__ Arguments<T> a) {
   using C = Config<T, kDim>;
-  extern __shared__ __align__(16) unsigned char shared[];
+  unsigned char* const shared = dynamic_bytes;
   const Tile<T, kDim> own_q{reinterpret_cast<T*>(shared)};
   const Tile<T, kDim> keys{reinterpret_cast<T*>(shared + C::kOwnBytes)};
   const Tile<T, kDim> values{reinterpret_cast<T*>(shared + C::kOwnBytes + C::kOtherBytes)};

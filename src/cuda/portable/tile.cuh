@@ -5,6 +5,7 @@
 
 #include "core/problem.hpp"
 #include "cuda/common/convert.cuh"
+#include "cuda/common/dynamic_shared.cuh"
 #include "cuda/portable/config.hpp"
 
 namespace lla::cuda::portable {

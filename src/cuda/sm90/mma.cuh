@@ -18,24 +18,7 @@ namespace lla::cuda::sm90 {
 // Before the first product of a batch. Products need converged warps, and waiting for a tile may have split them.
 __device__ __forceinline__ void mma_fence() {
   __syncwarp();
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int kPending>
-__device__ __forceinline__ void mma_wait() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-}
-
-// The compiler does not know that a product in flight writes its registers: this pins them where it stands.
-template <int kCount>
-__device__ __forceinline__ void pin(float (&registers)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
-}
-template <int kCount>
-__device__ __forceinline__ void pin(uint32_t (&registers)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
+  products_fence();
 }
 
 // A product that overwrites its registers still names them as inputs. Left undefined before it, they would count as in
@@ -96,9 +79,7 @@ struct Operand {
   uint32_t low;
 
   __device__ __forceinline__ Operand(const void* tile, uint32_t leading_bytes)
-      : low((shared_address(tile) >> 4) | (leading_bytes >> 4) << 16) {
-    asm volatile("" : "+r"(low));
-  }
+      : low(opaque((shared_address(tile) >> 4) | (leading_bytes >> 4) << 16)) {}
   __device__ __forceinline__ uint64_t at(int offset_in_16_bytes) const {
     constexpr uint32_t kHigh = (1024 >> 4) | 1u << 30;  // 8 rows of 128 bytes, 128-byte swizzle
     return static_cast<uint64_t>(kHigh) << 32 | (low + offset_in_16_bytes);

@@ -1,4 +1,5 @@
-// The few Hopper instructions CUDA C++ has no name for: transaction barriers, tensor copies, fences, moving registers.
+// The Hopper instructions CUDA C++ has no name for: transaction barriers, the copy engine, fences, what stands around
+// warpgroup products, moving registers. All other PTX is in tensor/ptx.cuh.
 #pragma once
 
 #include <cuda.h>
@@ -102,6 +103,34 @@ __device__ __forceinline__ void load_box(void* to, const CUtensorMap* map, int c
       : "memory");
 }
 
+// The same of four dimensions. `policy`: kEvictFirst for what nobody reads again.
+__device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap* map, int column, int head, int slot, int page,
+                                         Barrier& barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+      "l"(map), "r"(shared_address(&barrier.word)), "r"(column), "r"(head), "r"(slot), "r"(page), "l"(policy)
+      : "memory");
+}
+__device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap* map, int column, int head, int slot, int page,
+                                         Barrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+      "[%2];" ::"r"(to),
+      "l"(map), "r"(shared_address(&barrier.word)), "r"(column), "r"(head), "r"(slot), "r"(page)
+      : "memory");
+}
+
+// A plain run of bytes, that are read once in a while and should not push others out of L2. Both addresses and `bytes`
+// are multiples of 16; the bytes count towards `barrier`.
+__device__ __forceinline__ void load_bytes_once(void* to, const void* from, uint32_t bytes, Barrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(&barrier.word)), "l"(kEvictFirst)
+      : "memory");
+}
+
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -111,6 +140,26 @@ __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.
 
 // The same for stores to global memory that the copy engine will read.
 __device__ __forceinline__ void fence_async_proxy_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+// Around warpgroup products (mma.cuh): before the first of a batch, behind its last, and until all but the last kPending
+// batches have ended.
+__device__ __forceinline__ void products_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void mma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int kPending>
+__device__ __forceinline__ void mma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+// The compiler does not know that a product in flight writes its registers: this pins them where it stands.
+template <int kCount>
+__device__ __forceinline__ void pin(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+template <int kCount>
+__device__ __forceinline__ void pin(uint32_t (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(registers[i])::"memory");
+}
 
 template <int kRegisters>
 __device__ __forceinline__ void give_registers() {

@@ -134,18 +134,8 @@ __device__ __forceinline__ T& tile_word(void* tile, uint32_t offset) {
   return *reinterpret_cast<T*>(static_cast<char*>(tile) + offset);
 }
 
-// The step's chain of scalars is latency that nothing hides: approximations (to an ulp or two) where an exact quotient
-// or root is not needed.
-__device__ __forceinline__ float fast_sqrt(float x) {
-  float y;
-  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-__device__ __forceinline__ float fast_reciprocal(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
+// The step's chain of scalars is latency that nothing hides: fast_sqrt and fast_reciprocal where an exact quotient or
+// root is not needed.
 __device__ __forceinline__ float inverse_power_of_two(float x) {
   return __uint_as_float((254u << 23) - __float_as_uint(x));
 }
@@ -311,12 +301,6 @@ struct StepInputs {
   }
 };
 
-// x += step of one thread's four elements: nothing waits for it, and no other thread touches them.
-__device__ __forceinline__ void add_to(float4* to, float a, float b, float c, float d) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(a), "f"(b), "f"(c), "f"(d)
-               : "memory");
-}
-
 // Of the largest λ in units of the data part: beyond, x is zero to rounding, and d·Ad would overflow.
 inline constexpr float kLargestRidge = 0x1p80f;
 
@@ -410,7 +394,7 @@ struct ResidualDots {
 // Keeps additions to x where they stand: the assembler moves none past an exit. Nobody takes it, which the compiler does
 // not know. Limits are different at every place: it drops a condition that follows from one before.
 __device__ __forceinline__ void keep_apart(int not_negative, int place) {
-  if (not_negative < place - 16) asm volatile("exit;");
+  if (not_negative < place - 16) exit_thread();
 }
 
 // Moves x and r along; `product` becomes the new residual. `old` is the first of the residual there was. The additions
@@ -438,8 +422,8 @@ __device__ __forceinline__ void move(ResidualDots& dots, float (&product)[kDim /
       dots.with_mean[h][j & 1] = fmaf(r[j], m[j], dots.with_mean[h][j & 1]);
     }
     residuals[i * kWarpgroupThreads] = make_float4(r[0], r[1], r[2], r[3]);
-    add_to(xs + i * kWarpgroupThreads, stride.x[0] * v[4 * i], stride.x[0] * v[4 * i + 1], stride.x[1] * v[4 * i + 2],
-           stride.x[1] * v[4 * i + 3]);
+    add_four(xs + i * kWarpgroupThreads, make_float4(stride.x[0] * v[4 * i], stride.x[0] * v[4 * i + 1],
+                                                     stride.x[1] * v[4 * i + 2], stride.x[1] * v[4 * i + 3]));
   }
 }
 

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "cuda/tensor/ptx.cuh"
 #include "cuda/tensor/schedule.hpp"
 
 namespace lla::cuda::tensor {
@@ -36,19 +37,6 @@ __device__ __forceinline__ float divide(float a, float b, float inverse) {
 }
 __device__ __forceinline__ float divide(float a, float b) { return divide(a, b, reciprocal(b)); }
 
-// Memory accesses stay on their side of this: without it the compiler hoists the loads of a whole unrolled loop and
-// runs out of registers.
-__device__ __forceinline__ void keep_order() { asm volatile("" ::: "memory"); }
-
-// Has what lies there brought to L1: a load nobody waits for.
-__device__ __forceinline__ void touch(const void* there) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 nobody;\n"
-      "ld.global.b32 nobody, [%0];\n"
-      "}\n" ::"l"(there));
-}
-
 // Tells the compiler that all threads of a warp hold the same value: what depends on it can stay in uniform registers,
 // where the tensor cores want their descriptors.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
@@ -63,18 +51,12 @@ struct WarpTogether {
 template <int kCount>
 __device__ __forceinline__ void forget(uint32_t (&words)[kCount]) {
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(words[i]));
+  for (int i = 0; i < kCount; ++i) words[i] = opaque(words[i]);
 }
 
 __device__ __forceinline__ uint32_t pack(float a, float b) {
   const __half2 h = __floats2half2_rn(a, b);
   return *reinterpret_cast<const uint32_t*>(&h);
-}
-// For numbers whose bound holds for solved rows only: what is finite stays finite.
-__device__ __forceinline__ uint32_t pack_saturated(float a, float b) {
-  uint32_t word;
-  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(b), "f"(a));
-  return word;
 }
 __device__ __forceinline__ float2 unpack(uint32_t word) {
   return __half22float2(*reinterpret_cast<const __half2*>(&word));

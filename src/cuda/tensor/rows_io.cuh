@@ -324,9 +324,7 @@ struct Stage {
 #pragma unroll
       for (int j = 0; j < 4; ++j) words[j] = pack_as(kType, v[8 * i + 2 * j], v[8 * i + 2 * j + 1]);
       const uint32_t address = (shared_address(to) ^ ((2 * i % 8) << 4)) + (i / 4) * (kWarpgroupRows * 128);
-      asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(words[0]),
-                   "r"(words[1]), "r"(words[2]), "r"(words[3])
-                   : "memory");
+      store_matrices(address, words);
     }
   }
   // 16-bit rows from here to their places.

@@ -310,7 +310,7 @@ struct StepTiles {
 template <class Config, class Left>
 __device__ __forceinline__ void issue_e(float (&e)[32], const StepTiles<Config>& tiles, const Left& keys) {
   if (tiles.low) {
-    asm volatile("// with low parts");  // not to be merged with the other way
+    keep_branch();  // not to be merged with the other way
     mma_fence();
     product_transposed<Config::kDim, 64>(e, keys.words, tiles.tile(kOpXHigh));
     product_transposed<Config::kDim, 64, true>(e, keys.words, tiles.tile(kOpXLow));
@@ -327,7 +327,7 @@ template <class Config, class Left>
 __device__ __forceinline__ void issue_b(float (&b)[32], const StepTiles<Config>& tiles, const Left& keys,
                                         const Left& values) {
   if (Config::kSolve && tiles.low) {
-    asm volatile("// with low parts");
+    keep_branch();
     mma_fence();
     product_transposed<Config::kDim, 64>(b, values.words, tiles.tile(kOpG));
     product_transposed<Config::kDim, 64, true>(b, keys.words, tiles.tile(kOpYHigh));
@@ -472,8 +472,7 @@ __device__ __forceinline__ void key_pass_consumer(const KeyPassParams& params, t
 template <int kDim, bool kSolve>
 __global__ void __launch_bounds__(kPassThreads, 1) key_pass_kernel(const __grid_constant__ KeyPassParams params) {
   using Config = KeyPass<kDim, kSolve>;
-  extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<typename Config::Shared*>(memory);
+  auto& shared = *reinterpret_cast<typename Config::Shared*>(dynamic_tiles);
   const KeyBlock block(params, blockIdx.x);
   if (block.empty()) return;
   run_pass_block(

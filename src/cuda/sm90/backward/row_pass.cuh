@@ -261,7 +261,7 @@ __device__ __forceinline__ void issue_e(float (&e)[32], const RowOperands<Config
                                         bool low) {
   constexpr int kDim = Config::kDim;
   if (low) {
-    asm volatile("// with low parts");  // not to be merged with the other way
+    keep_branch();  // not to be merged with the other way
     mma_fence();
     product_transposed<kDim, 64>(e, operands.x.words, keys);
     product_transposed<kDim, 64, true>(e, operands.x_low, keys);
@@ -279,7 +279,7 @@ __device__ __forceinline__ void issue_b(float (&b)[32], const RowOperands<Config
                                         const __half* values, bool low) {
   constexpr int kDim = Config::kDim;
   if (Config::kSolve && low) {
-    asm volatile("// with low parts");
+    keep_branch();
     mma_fence();
     product_transposed<kDim, 64>(b, operands.g.words, values);
     product_transposed<kDim, 64, true>(b, operands.y.words, keys);
@@ -521,8 +521,7 @@ __device__ __forceinline__ void row_pass_consumer(const RowPassParams& params, t
 template <int kDim, bool kSolve>
 __global__ void __launch_bounds__(kPassThreads, 1) row_pass_kernel(const __grid_constant__ RowPassParams params) {
   using Config = RowPass<kDim, kSolve>;
-  extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<typename Config::Shared*>(memory);
+  auto& shared = *reinterpret_cast<typename Config::Shared*>(dynamic_tiles);
   const RowBlock block(params, blockIdx.x);
   if (block.block.empty()) return;
   run_pass_block(

@@ -71,7 +71,7 @@ struct SolveConsumer : TargetPass<Config> {
     const int row = min(this->tiles().first_row + lane.thread / 2, block.length_q - 1);
     const float* const from = section + row_index(params, block, row) * dim;
     for (int column = lane.thread % 2 * kLine; column < dim; column += 2 * kLine) {
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(from + column));
+      prefetch_to_l2(from + column);
     }
   }
 
@@ -463,8 +463,7 @@ __global__ void __launch_bounds__(ForwardConfig<kDim, kCached>::kThreads, 1)
     solve_kernel(const __grid_constant__ CUtensorMap keys, const __grid_constant__ CUtensorMap values,
                  const __grid_constant__ SolveParams params) {
   using Config = ForwardConfig<kDim, kCached>;
-  extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<ForwardShared<Config>*>(memory);
+  auto& shared = *reinterpret_cast<ForwardShared<Config>*>(dynamic_tiles);
   shared.init();
   wait_for_last_kernel();
   const int warpgroup = own_warpgroup();

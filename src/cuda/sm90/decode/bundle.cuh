@@ -216,8 +216,7 @@ __device__ __forceinline__ void stage_rows(BundleShared<C>& s, const Params& p, 
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, kBundleResident) bundle_kernel(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  BundleShared<C>& s = *reinterpret_cast<BundleShared<C>*>(memory);
+  auto& s = *reinterpret_cast<BundleShared<C>*>(dynamic_tiles);
   if (threadIdx.x == 0) {
     for (int i = 0; i < C::kWarps * C::kRawSlots; ++i) s.loaded[0][i].init(1);
     barrier_init_fence();

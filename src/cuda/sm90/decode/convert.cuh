@@ -162,7 +162,7 @@ struct Converter {
           k[m][i][e] = multiply_half_pairs(to_half_pair(fmaf(wide.x, key_scale, -c.x), fmaf(wide.y, key_scale, -c.y)),
                                            twice[2 * m + e % 2]);
         }
-        store_matrix(at(keys, m, i), k[m][i]);
+        store_matrices(at(keys, m, i), k[m][i]);
       }
     }
     load<kSteps / 2>(late, values);
@@ -176,7 +176,7 @@ struct Converter {
             const float2 wide = widen_pair<C::kBf16>(v[m][i][e]);
             v[m][i][e] = to_half_pair(wide.x * root[2 * m + e % 2], wide.y * root[2 * m + e % 2]);
           }
-          store_matrix(at(values, m, first + i), v[m][i]);
+          store_matrices(at(values, m, first + i), v[m][i]);
         }
       }
     };

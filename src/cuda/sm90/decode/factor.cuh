@@ -7,12 +7,6 @@
 
 namespace lla::cuda::sm90::decode {
 
-__device__ __forceinline__ float inverse_approx(float x) {
-  float inverse;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
-  return inverse;
-}
-
 // How a warp multiplies (Tiles): m16n8k8 of TF32, three times.
 struct TensorProducts {
   struct Left {
@@ -39,21 +33,15 @@ struct TensorProducts {
   __device__ __forceinline__ void take_off(float (&from)[4], float (&from_next)[4], const Left& l, const Left& l_next,
                                            const Right& r, unsigned) const {
     float product[4]{}, next[4]{};
-    multiply(product, l.rest, r.at[0], r.at[1]), multiply(next, l_next.rest, r.at[0], r.at[1]);
-    multiply(product, l.leading, r.at[2], r.at[3]), multiply(next, l_next.leading, r.at[2], r.at[3]);
-    multiply(product, l.leading, r.at[0], r.at[1]), multiply(next, l_next.leading, r.at[0], r.at[1]);
+    warp_product_tf32(product, l.rest, r.at[0], r.at[1]), warp_product_tf32(next, l_next.rest, r.at[0], r.at[1]);
+    warp_product_tf32(product, l.leading, r.at[2], r.at[3]), warp_product_tf32(next, l_next.leading, r.at[2], r.at[3]);
+    warp_product_tf32(product, l.leading, r.at[0], r.at[1]), warp_product_tf32(next, l_next.leading, r.at[0], r.at[1]);
 #pragma unroll
     for (int e = 0; e < 4; ++e) from[e] -= product[e], from_next[e] -= next[e];
   }
 
  private:
   __device__ __forceinline__ static unsigned bytes(unsigned rows) { return rows * kPanel * sizeof(float); }
-  __device__ __forceinline__ static void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
 };
 
 template <int kDim>
@@ -75,7 +63,7 @@ struct EliminationBarriers {
 template <int kDim>
 __device__ void factor(Matrix<kDim>& m) {
   __syncthreads();
-  Elimination<kDim>::run(m, threadIdx.x, EliminationBarriers<kDim>{}, inverse_approx, TensorProducts{});
+  Elimination<kDim>::run(m, threadIdx.x, EliminationBarriers<kDim>{}, fast_reciprocal, TensorProducts{});
   __syncthreads();
 }
 

@@ -163,8 +163,7 @@ struct GivenXWarp {
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) given_x_kernel(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  GivenXShared<C>& s = *reinterpret_cast<GivenXShared<C>*>(memory);
+  auto& s = *reinterpret_cast<GivenXShared<C>*>(dynamic_tiles);
   if (threadIdx.x == 0) {
     for (int i = 0; i < C::kWarps * C::kRawSlots; ++i) s.loaded[0][i].init(1);
     barrier_init_fence();

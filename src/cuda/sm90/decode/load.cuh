@@ -9,12 +9,6 @@
 
 namespace lla::cuda::sm90::decode {
 
-// Keeps what is made of x beside its use: a few instructions cost less than the registers that would hold them all.
-__device__ __forceinline__ uint32_t opaque(uint32_t x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
 // Raw rows lie as the copy engine's 128-byte swizzle leaves them: 64 columns after the other, 16-byte chunk c of row r
 // at c ^ (r % 8).
 template <int kBlockBytes = kWarpKeys * 128>  // from one 64 columns to the next
@@ -30,24 +24,6 @@ __device__ __forceinline__ uint32_t raw_start(const unsigned char* rows) {
 template <int kBoxBytes = kWarpKeys * 128>
 __device__ __forceinline__ uint32_t raw_at(uint32_t start, int i) {
   return (start ^ (32 * (i % 4))) + (i / 4) * kBoxBytes;
-}
-
-// `policy`: kEvictFirst for keys that nobody reads again.
-__device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap* map, int column, int head, int slot, int page,
-                                         Barrier& barrier, uint64_t policy) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
-      "[%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
-      "l"(map), "r"(shared_address(&barrier.word)), "r"(column), "r"(head), "r"(slot), "r"(page), "l"(policy)
-      : "memory");
-}
-__device__ __forceinline__ void load_box(uint32_t to, const CUtensorMap* map, int column, int head, int slot, int page,
-                                         Barrier& barrier) {
-  asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
-      "[%2];" ::"r"(to),
-      "l"(map), "r"(shared_address(&barrier.word)), "r"(column), "r"(head), "r"(slot), "r"(page)
-      : "memory");
 }
 
 // Page and slot of a key; page -1 where the table is wrong.
@@ -92,14 +68,6 @@ inline bool small_pages(const Cache& cache) { return cache.box < kLeastBox; }
 struct RawTile {
   unsigned char *keys, *values;
 };
-
-// Four 8 x 8 matrices: a thread has columns 2t, 2t + 1 of row g of each.
-__device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(address)
-               : "memory");
-}
 
 // Rows of a tile that are not finite, as bits of their keys; they are cleared, for nought times them would not be
 // nought in rows that do not see the key.

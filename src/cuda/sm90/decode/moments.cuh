@@ -16,11 +16,6 @@
 
 namespace lla::cuda::sm90::decode {
 
-__device__ __forceinline__ void add_to_global(float4* at, float4 v) {
-  asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-               : "memory");
-}
-
 // Adds the accumulators to the partial's matrix, which is relative to the maximum `partial_max`.
 template <int kCount>
 __device__ __forceinline__ void flush(float4* to, float (&acc)[kCount], bool first, int acc_max, int& partial_max) {
@@ -42,7 +37,7 @@ __device__ __forceinline__ void flush(float4* to, float (&acc)[kCount], bool fir
     if (first) {
       to[i * 128 + thread] = v;
     } else {
-      add_to_global(&to[i * 128 + thread], v);
+      add_four(&to[i * 128 + thread], v);
     }
   }
 }
@@ -54,18 +49,6 @@ template <ScaleIn kSign>
 using Of64 = cute::SM90::GMMA::MMA_64x64x16_F32BF16BF16_RS<detail::Major::K, detail::Major::MN, kSign>;
 template <ScaleIn kSign>
 using Of64AndSums = cute::SM90::GMMA::MMA_64x72x16_F32BF16BF16_RS<detail::Major::K, detail::Major::MN, kSign>;
-
-// Two numbers of bf16 in a word.
-__device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b) {
-  uint32_t d;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
-__device__ __forceinline__ uint32_t times_plus(uint32_t a, uint32_t b, uint32_t c) {
-  uint32_t d;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  return d;
-}
 
 // How the left operand is made: w k; w (k - c); what the two parts of this lack.
 enum class Way { plain, shifted, rest };
@@ -271,8 +254,7 @@ __device__ __forceinline__ void form_moments(MomentsShared<C>& s, const Params& 
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) moments_kernel(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  MomentsShared<C>& s = *reinterpret_cast<MomentsShared<C>*>(memory);
+  auto& s = *reinterpret_cast<MomentsShared<C>*>(dynamic_tiles);
   if (threadIdx.x == 0) {
     constexpr int kMultiplying = 4 * kMultipliers * kWarpArrivals;
     for (int i = 0; i < C::kStages; ++i) s.full[i].init(kWarpArrivals), s.empty[i].init(kMultiplying);

@@ -8,8 +8,7 @@ namespace lla::cuda::sm90::decode {
 template <int kDim, bool kBf16, int kCluster>
 __global__ void __launch_bounds__(kSolveThreads, kCluster > 1 ? 1 : solves_at_once(kDim))
     moments_solve_kernel(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  SolveShared<kDim>& s = *reinterpret_cast<SolveShared<kDim>*>(memory);
+  auto& s = *reinterpret_cast<SolveShared<kDim>*>(dynamic_tiles);
   namespace cg = cooperative_groups;
   const auto cluster = cg::this_cluster();
   const int rank = kCluster == 1 ? 0 : cluster.block_rank();

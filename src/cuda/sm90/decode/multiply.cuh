@@ -23,16 +23,9 @@ LLA_OUTER_PRODUCT(72)
 LLA_OUTER_PRODUCT(136)
 #undef LLA_OUTER_PRODUCT
 
-// red.v4: L2 adds behind the warp's back.
 template <bool kAdd>
 __device__ __forceinline__ void put_four(float4* at, float4 v) {
-  if constexpr (kAdd) {
-    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-                 : "memory");
-  } else {
-    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(at), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w)
-                 : "memory");
-  }
+  kAdd ? add_four(at, v) : store_four(at, v);
 }
 
 // kRowBlock: of 64 rows.

@@ -120,10 +120,4 @@ struct Steps {
   __device__ __forceinline__ int count() const { return before + tiles + 1; }
 };
 
-__device__ __forceinline__ void store_matrix(uint32_t address, const uint32_t (&x)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x[0]), "r"(x[1]),
-               "r"(x[2]), "r"(x[3])
-               : "memory");
-}
-
 }  // namespace lla::cuda::sm90::decode

@@ -9,8 +9,7 @@ namespace lla::cuda::sm90::decode {
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) stream_kernel(const __grid_constant__ Params p) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  Shared<C>& s = *reinterpret_cast<Shared<C>*>(memory);
+  auto& s = *reinterpret_cast<Shared<C>*>(dynamic_tiles);
   static_assert(sizeof(Shared<C>) <= 227 * 1024);
   if (threadIdx.x == 0) {
     for (int i = 0; i < C::kStages; ++i) {

@@ -10,8 +10,7 @@ template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     given_x_kernel(const __grid_constant__ CUtensorMap keys, const __grid_constant__ CUtensorMap values,
                    const __grid_constant__ ForwardParams params) {
-  extern __shared__ __align__(1024) unsigned char memory[];
-  auto& shared = *reinterpret_cast<GivenXShared<Config>*>(memory);
+  auto& shared = *reinterpret_cast<GivenXShared<Config>*>(dynamic_tiles);
   shared.init();
   wait_for_last_kernel();
   const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / kWarpgroupThreads, 0);  // known to be uniform

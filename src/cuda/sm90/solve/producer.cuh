@@ -2,7 +2,6 @@
 // the kernel's own producer knows.
 #pragma once
 
-#include "cuda/sm90/bulk.cuh"
 #include "cuda/sm90/solve/shared.cuh"
 #include "cuda/tensor/block.cuh"
 #include "cuda/tensor/weights.cuh"

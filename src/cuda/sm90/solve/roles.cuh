@@ -3,7 +3,6 @@
 
 #include <cuda.h>
 
-#include "cuda/sm90/bulk.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/tensor/fragment.cuh"
 
