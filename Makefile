@@ -46,7 +46,7 @@ build:  ## Build everything this machine can build
 	@cmake --build --preset release -j $(JOBS)
 
 .PHONY: test
-test:  ## Build and run every test, then the suite under ASan + UBSan and TSan
+test:  ## Build and run every test, again under ASan + UBSan and TSan, and the CUDA kernels on an emulated GPU
 	@scripts/setup.sh test
 	@scripts/test.sh
 
@@ -63,6 +63,11 @@ asan:  ## The CPU suite under AddressSanitizer and UndefinedBehaviorSanitizer
 tsan:  ## The CPU suite under ThreadSanitizer
 	@scripts/setup.sh test
 	@scripts/test.sh tsan
+
+.PHONY: emulated
+emulated:  ## The CUDA kernels on a GPU that is emulated on the CPU, under ASan and UBSan
+	@scripts/setup.sh test
+	@scripts/test.sh emulated
 
 .PHONY: neon
 neon:  ## The CPU backend for 64-bit ARM, cross-compiled and tested under qemu

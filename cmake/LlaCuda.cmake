@@ -1,6 +1,16 @@
 # Decides whether the CUDA kernels are built, and says so. Sets LLA_HAVE_CUDA and the target lla_cutlass (headers).
+# LLA_CUDA=EMULATED compiles them as C++ for a GPU that is emulated on the CPU (tests/emulated_gpu).
 set(LLA_HAVE_CUDA OFF)
+set(LLA_CUDA_EMULATED OFF)
 set(lla_cuda_reason "LLA_CUDA is OFF")
+if(LLA_CUDA STREQUAL "EMULATED")
+  set(LLA_HAVE_CUDA ON)
+  set(LLA_CUDA_EMULATED ON)
+  add_library(lla_cutlass INTERFACE)
+  add_subdirectory(tests/emulated_gpu)
+  message(STATUS "CUDA kernels: compiled as C++, for an emulated GPU")
+  return()
+endif()
 if(NOT LLA_CUDA STREQUAL "OFF")
   include(CheckLanguage)
   check_language(CUDA)

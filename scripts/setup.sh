@@ -2,7 +2,7 @@
 # Installs what a make target needs and nothing else; does nothing, quickly, when nothing is missing.
 #
 #   scripts/setup.sh run    build the CPU part, draw figures
-#   scripts/setup.sh test   ... and run every test (GoogleTest, PyTorch; CUTLASS headers where nvcc is present)
+#   scripts/setup.sh test   ... and run every test (GoogleTest, Boost.Context, PyTorch; CUTLASS headers where nvcc is present)
 #   scripts/setup.sh bench | tidy | format | neon | abi | browser   ... and what that target needs beside `run`
 #
 # Libraries and tools come from the system's packages (Debian 12, Ubuntu 24.04). Where this user may not install them,
@@ -56,6 +56,7 @@ need_header nlohmann/json.hpp nlohmann-json3-dev
 if [ "$purpose" = test ] || [ "$purpose" = tidy ]; then
   need_header gtest/gtest.h libgtest-dev
 fi
+[ "$purpose" = test ] && need_header boost/context/fiber.hpp libboost-context-dev
 if [ "$purpose" = test ] || [ "$purpose" = bench ]; then
   have pkg-config && pkg-config --exists openblas || missing+=(libopenblas-dev)
 fi

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Everything `make test` checks, stage by stage, stopping at the first failure. Called by the Makefile.
 #
-#   scripts/test.sh [format] [release] [asan] [tsan]     default: all four
+#   scripts/test.sh [format] [release] [asan] [tsan] [emulated]     default: all five
 #
 #   format       every source is as `make format` leaves it: seconds, before anything is built
 #   release      every test, with CUDA compiled where nvcc is present
 #   asan, tsan   the CPU suite again under AddressSanitizer + UBSan and ThreadSanitizer: one SIMD target, reduced lists
+#   emulated     the CUDA kernels' source on a GPU emulated on the CPU, under AddressSanitizer + UBSan
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -50,7 +51,7 @@ if setarch "$(uname -m)" -R true 2>/dev/null; then fixed_layout=(setarch "$(unam
 command -v nvcc >/dev/null || printf 'No nvcc on this machine: the CUDA kernels are not compiled, everything else is tested.\n'
 
 wanted=("$@")
-[ $# -gt 0 ] || wanted=(format release asan tsan)
+[ $# -gt 0 ] || wanted=(format release asan tsan emulated)
 presets=()
 for preset in "${wanted[@]}"; do
   if [ "$preset" = format ]; then

@@ -165,7 +165,9 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) given_x_kernel(const __grid_constant__ Params p) {
   auto& s = *reinterpret_cast<GivenXShared<C>*>(dynamic_tiles);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < C::kWarps * C::kRawSlots; ++i) s.loaded[0][i].init(1);
+    for (auto& ring : s.loaded) {
+      for (Barrier& slot : ring) slot.init(1);
+    }
     barrier_init_fence();
   }
   __syncthreads();

@@ -33,9 +33,9 @@ struct Passes {
 
   ForwardShared<Config>& shared;
   const ForwardParams& params;
-  const int warpgroup;  // of the block
-  Feed<Config>& feed = shared.feed[warpgroup];
-  Slot next;  // of the ring
+  const int warpgroup;                              // of the block
+  Feed<Config>& feed = *(shared.feed + warpgroup);  // no index, as the producer's
+  Slot next;                                        // of the ring
   WeightSlot next_weights;
   int parity = 0;  // of the item
   RowLogits rows;

@@ -15,9 +15,9 @@ struct Producer {
   const ForwardParams& params;
   const CUtensorMap* keys;
   const CUtensorMap* values;
-  uint4* weights;       // of this resident block
-  const int warpgroup;  // the warpgroup it copies for
-  Feed<Config>& feed = shared.feed[warpgroup];
+  uint4* weights;                                   // of this resident block
+  const int warpgroup;                              // the warpgroup it copies for
+  Feed<Config>& feed = *(shared.feed + warpgroup);  // no index: threads of the other role have one, too, and never look
   typename decltype(Feed<Config>::ring)::Slot next{};
   typename std::remove_extent_t<decltype(ForwardShared<Config>::weight_ring)>::Slot next_weights{};
   uint32_t decisions = 0;  // taken so far

@@ -1,0 +1,3 @@
+#pragma once
+
+#include "mma_sm90_gmma.hpp"
