@@ -10,10 +10,11 @@
 #include <cmath>
 #include <limits>
 #include <memory>
-#include <random>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "decode_system.hpp"
 
 namespace lla::cuda::sm90::decode {
 namespace {
@@ -104,25 +105,9 @@ struct Barriers {
 };
 
 template <int kDim>
-struct System {
-  std::vector<double> a = std::vector<double>(kDim * kDim), b = std::vector<double>(kDim);
+struct Eliminated : System<kDim> {
+  using System<kDim>::System, System<kDim>::a, System<kDim>::b;
   std::unique_ptr<Matrix<kDim>> m = std::make_unique<Matrix<kDim>>();
-
-  // The covariance of so many random vectors and a ridge.
-  System(int count, double ridge, unsigned seed) {
-    std::mt19937 random(seed);
-    std::normal_distribution<double> normal;
-    std::vector<double> k(static_cast<size_t>(count) * kDim);
-    for (double& x : k) x = normal(random);
-    for (double& x : b) x = normal(random);
-    for (int i = 0; i < kDim; ++i) {
-      for (int j = 0; j < kDim; ++j) {
-        double sum = i == j ? ridge : 0;
-        for (int n = 0; n < count; ++n) sum += k[n * kDim + i] * k[n * kDim + j] / count;
-        a[i * kDim + j] = sum;
-      }
-    }
-  }
 
   void prepare(float limit) {
     std::fill_n(reinterpret_cast<float*>(m.get()), sizeof(*m) / sizeof(float), kNan);
@@ -179,18 +164,6 @@ struct System {
     }
     return x;
   }
-
-  // |A x - b| over |A| |x|: what changes of A would make x exact.
-  double backward_error(const std::vector<double>& x) const {
-    double off = 0, matrix = 0, length = 0;
-    for (int i = 0; i < kDim; ++i) {
-      double sum = -b[i];
-      for (int j = 0; j < kDim; ++j) sum += a[i * kDim + j] * x[j];
-      off += sum * sum, length += x[i] * x[i];
-    }
-    for (const double e : a) matrix += e * e;
-    return std::sqrt(off / (matrix * length));
-  }
 };
 
 template <class T>
@@ -202,7 +175,7 @@ TYPED_TEST(DecodeEliminate, SolvesWhatItIsGiven) {
   constexpr int kDim = TypeParam::value;
   for (const double ridge : {1.0, 0.01, 1e-4}) {
     for (const int count : {kDim / 4, 4 * kDim}) {
-      System<kDim> s(count, ridge, 3);
+      Eliminated<kDim> s(count, ridge, 3);
       EXPECT_LE(s.backward_error(s.solve(0x1p-20f)), 0x1p-22) << ridge << ", " << count << " keys";
       for (const float pivot : s.m->pivot) EXPECT_GT(pivot, 0);
     }
@@ -212,7 +185,7 @@ TYPED_TEST(DecodeEliminate, SolvesWhatItIsGiven) {
 // By the kernel's threads in whatever order they run, with nothing between them but its two barriers.
 TYPED_TEST(DecodeEliminate, ThreadsNeedTheTwoBarriersOnly) {
   constexpr int kDim = TypeParam::value;
-  System<kDim> s(4 * kDim, 0.1, 5);
+  Eliminated<kDim> s(4 * kDim, 0.1, 5);
   const std::vector<double> x = s.solve(0x1p-20f);
   for (int turn = 0; turn < 3; ++turn) EXPECT_EQ(s.solve_by_threads(0x1p-20f), x);
 }
@@ -222,7 +195,7 @@ TYPED_TEST(DecodeEliminate, ThreadsNeedTheTwoBarriersOnly) {
 TYPED_TEST(DecodeEliminate, DropsPivotsThatAreRounding) {
   constexpr int kDim = TypeParam::value, kRank = kDim / 4;
   for (unsigned seed = 1; seed <= 12; ++seed) {
-    System<kDim> s(kRank, 0, seed);
+    Eliminated<kDim> s(kRank, 0, seed);
     std::vector<double> keys_only(kDim);
     for (int i = 0; i < kDim; ++i) {  // a right-hand side within the range
       for (int j = 0; j < kDim; ++j) keys_only[i] += s.a[i * kDim + j] * s.b[j];

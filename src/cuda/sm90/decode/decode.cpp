@@ -40,6 +40,7 @@ Params params_of(const core::ForwardCall& call) {
   out.half_scale = p.scale < 0 ? -half : half;
   out.most_rows = has_forward_part(p) ? static_cast<int32_t>(most_rows(p)) : std::numeric_limits<int32_t>::max();
   out.decide_by_live_rows = has_forward_part(p);
+  out.eliminate = p.solver == Solver::direct;
   return out;
 }
 

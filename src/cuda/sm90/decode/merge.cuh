@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/common/convert.cuh"
-#include "cuda/sm90/decode/eliminate.hpp"
+#include "cuda/sm90/decode/conjugate.cuh"
 #include "cuda/sm90/decode/load.cuh"
 
 namespace lla::cuda::sm90::decode {
@@ -14,7 +14,11 @@ inline constexpr int kOutputSums = 8;  // over every eighth quad, however many b
 
 template <int kDim>
 struct SolveShared {
-  Matrix<kDim> matrix;
+  union {
+    Square<kDim> square;
+    Matrix<kDim> matrix;
+  };
+  GradientsShared<kDim> gradients;
   float matrix_factor[2][kMostParts];                      // of the products of each consumer warpgroup
   float key_factor[kMostParts], value_factor[kMostParts];  // scales relative to the first part's
   float heaviest_share[kMostParts];                        // of all weights
@@ -254,8 +258,8 @@ struct RowParts {
   __device__ __forceinline__ float piece_at(int part, int d) const {
     return fmaf(vector(part, 1)[d], s.key_factor[part], -s.mean_key[d]);
   }
-  // This block's tiles of the covariance, into the first block's matrix. `sum`: the first part's.
-  __device__ void covariance(Matrix<kDim>& to, float4 (&sum)[kKeyTiles]) {
+  // This block's tiles of the covariance, into the first block's matrix, both halves from one. `sum`: the first part's.
+  __device__ void covariance(Square<kDim>& to, float4 (&sum)[kKeyTiles]) {
     add_keys(sum);
     const float inverse = 1 / total, part = stream * inverse;
     const auto row_of = [&](const Tile& tile) { return 16 * tile.strip + lane / 4; };
@@ -310,8 +314,7 @@ struct RowParts {
       const int i = row_of(tile), j = column_of(tile);
       const bool mirrored = kDim == 128 && tile.strip < 4 && tile.quad >= 8;
       const auto put = [&](float x, int row, int col) {
-        if (mirrored) to.at(col, row) = x;
-        if (col <= row) to.at(row, col) = x;
+        if (mirrored || col <= row) to.at(row, col) = to.at(col, row) = x;
       };
       put(sum[e].x, i, j), put(sum[e].y, i, j + 1), put(sum[e].z, i + 8, j), put(sum[e].w, i + 8, j + 1);
     }

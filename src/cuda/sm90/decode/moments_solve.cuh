@@ -36,21 +36,16 @@ __global__ void __launch_bounds__(kSolveThreads, kCluster > 1 ? 1 : solves_at_on
     return;
   }
   solve.means();
-  Matrix<kDim>* first = &s.matrix;
+  Square<kDim>* first = &s.square;
   if constexpr (kCluster > 1) first = cluster.map_shared_rank(first, 0);
   solve.covariance(*first, keys);
   if constexpr (kCluster > 1) cluster.sync();
   if (rank != 0) return;
-  solve.prepare();
-  factor(s.matrix);
-  back_substitute(s.matrix, s.x);
+  const bool broken = solve.solve();
   const bool finite = threadIdx.x >= kDim || fabsf(s.x[threadIdx.x]) <= 3e38f;
   const bool nan = __syncthreads_or(!finite) || s.bad;
   if (threadIdx.x < kDim) to[threadIdx.x] = nan ? NAN : s.x[threadIdx.x];
-  if (threadIdx.x < 32) {
-    const bool broken = smallest_pivot(s.matrix) <= kLeastPivot;
-    if (threadIdx.x == 0) solve.report(nan ? LLA_ROW_NAN : broken ? LLA_ROW_BREAKDOWN : LLA_ROW_OK);
-  }
+  if (threadIdx.x == 0) solve.report(nan ? LLA_ROW_NAN : broken ? LLA_ROW_BREAKDOWN : LLA_ROW_OK);
 }
 
 }  // namespace lla::cuda::sm90::decode

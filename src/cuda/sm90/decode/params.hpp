@@ -33,6 +33,7 @@ struct Params : Shape {
   // Beside prompts the host knows no useful bound of the decoded rows. What otherwise follows from it follows from the
   // rows there are, so that the prompts change no bit of the decoders.
   bool decide_by_live_rows;
+  bool eliminate;  // rows are never solved by steps
   // Rows may share keys, which L2 then keeps. Otherwise keys go first: partials, to which sums are added again and again,
   // would be pushed out by them.
   bool keys_are_shared;

@@ -4,7 +4,6 @@
 
 #include <cooperative_groups.h>
 
-#include "cuda/sm90/decode/factor.cuh"
 #include "cuda/sm90/decode/merge.cuh"
 
 namespace lla::cuda::sm90::decode {
@@ -35,33 +34,43 @@ struct RowSolve : RowParts<kDim, kCluster, kBundle> {
     q = load_as<float>(p.q.data, dtype, at_q + thread * p.q.stride[3]);
   }
 
-  // Ridge, right-hand side and limits of the pivots. By the first block.
-  __device__ void prepare() {
+  // Ridge, right-hand side and limits of the pivots. By the first block. Returns whether no pivot can come near to what
+  // is reported: each is at least its ridge.
+  __device__ bool prepare() {
     Matrix<kDim>& m = s.matrix;
+    Square<kDim>& square = s.square;
     __syncthreads();
     const int d = thread;
-    bool removed = false, bad = false;
+    bool removed = false, bad = false, safe = true;
     if (d < kDim) {
       bad = !(ridge >= 0) || !(fabsf(q) <= 3e38f);
       const float scaled = ridge * key_scale * key_scale;
       removed = !(scaled <= 3e38f) && ridge >= 0;
-      const float mean = s.mean_key[d], diagonal = m.at(d, d);
-      m.at(d, d) = removed ? 1 : diagonal + scaled;
+      const float mean = s.mean_key[d], diagonal = square.at(d, d);
+      square.at(d, d) = removed ? 1 : diagonal + scaled;
       // What rounding is relative to: the sums before the mean was taken off.
       m.rhs[d] = removed ? 0 : (q - reference) * key_scale - mean;
       m.start[d] = removed ? 1 : fmaf(stream / total * s.stream_mean[d], s.stream_mean[d], diagonal) + scaled;
       m.limit[d] = m.start[d] * (ridge > 0 ? 0x1p-20f : 0x1p-16f);
       s.x[d] = removed;
+      safe = removed || scaled > 2 * kLeastPivot * m.start[d];
     }
     if (bad) s.bad = 1;
-    const bool any = __syncthreads_or(removed);
-    if (any) {
+    const bool all_safe = __syncthreads_and(safe);
+    if (__syncthreads_or(removed)) {
 #pragma unroll 1
       for (int e = thread; e < kDim * kDim; e += kSolveThreads) {
         const int row = e / kDim, column = e % kDim;
-        if (column < row && (s.x[row] != 0 || s.x[column] != 0)) m.at(row, column) = 0;
+        if (column != row && (s.x[row] != 0 || s.x[column] != 0)) square.at(row, column) = 0;
       }
     }
+    return all_safe;
+  }
+  // x of the row, into s.x. By the first block. Returns whether a pivot was all rounding.
+  __device__ bool solve() {
+    const bool safe = prepare();
+    const bool eliminated = solve_matrix(s.square, s.matrix, s.gradients, safe && !p.eliminate, s.x);
+    return eliminated && thread < 32 && smallest_pivot(s.matrix) <= kLeastPivot;
   }
 
   // What the output needs of x, by all blocks.
@@ -181,7 +190,7 @@ __global__ void __launch_bounds__(kSolveThreads, kCluster > 1 ? 1 : solves_at_on
   if (invalid) return solve.only(NAN, LLA_ROW_INVALID);
   if (solve.total == 0) return solve.only(0, LLA_ROW_OK);  // no key
   solve.means();
-  Matrix<kDim>* first = &s.matrix;
+  Square<kDim>* first = &s.square;
   unsigned* largest = &s.largest_output;
   if constexpr (kCluster > 1) {
     first = cluster.map_shared_rank(first, 0);
@@ -202,12 +211,8 @@ __global__ void __launch_bounds__(kSolveThreads, kCluster > 1 ? 1 : solves_at_on
       solve.add_values(held[i], 0);
     }
   }
-  if (rank == 0) {
-    solve.prepare();
-    factor(s.matrix);
-    if (kCluster == 1) solve.load_values(held[0], 0, 0);  // on their way meanwhile
-    back_substitute(s.matrix, s.x);
-  }
+  const bool singular = rank == 0 && solve.solve();
+  if (kCluster == 1) solve.load_values(held[0], 0, 0);  // not before: the solve needs the registers
   if constexpr (kCluster > 1) {
     cluster.sync();
     if (rank != 0) {
@@ -246,7 +251,7 @@ __global__ void __launch_bounds__(kSolveThreads, kCluster > 1 ? 1 : solves_at_on
     __syncthreads();
   }
   if (rank == 0 && threadIdx.x < 32) {
-    const bool broken = smallest_pivot(s.matrix) <= kLeastPivot || solve.doubtful();
+    const bool broken = singular || solve.doubtful();
     if (threadIdx.x == 0) solve.report(nan ? LLA_ROW_NAN : broken ? LLA_ROW_BREAKDOWN : LLA_ROW_OK);
   }
 }
