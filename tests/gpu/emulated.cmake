@@ -1,0 +1,21 @@
+# What of the GPU's tests `make test` runs on the emulated GPU: every kernel, and what has gone wrong before. A second of
+# an H200 is an hour here, so not all of it; `build/emulated/bin/gpu_test` has the whole list.
+function(lla_emulated_test name)
+  list(JOIN ARGN ":" filter)
+  add_test(NAME emulated_${name} COMMAND gpu_test --gtest_brief=1 --gtest_filter=${filter})
+  set_tests_properties(emulated_${name} PROPERTIES LABELS emulated TIMEOUT 1800)
+endfunction()
+
+set(decode Gpu/GpuDecode)
+lla_emulated_test(decode_rows ${decode}.PagesOfAnySize/sm90 ${decode}.StridesTypesAndHeadDimensions/sm90
+  ${decode}.RidgeShapes/sm90 ${decode}.RowsWithFewKeys/sm90 ${decode}.LengthsOutOfBounds/sm90)
+lla_emulated_test(decode_bundles ${decode}.SeveralQueriesGroupsWindowsAndPadding/sm90 ${decode}.QueriesOfEveryNumber/sm90)
+lla_emulated_test(decode_bits ${decode}.RowsOfAKeyHeadKeepTheirBits/sm90 ${decode}.SameBitsAgain/sm90)
+lla_emulated_test(decode_statuses ${decode}.StatusesAreTrue/sm90)
+lla_emulated_test(decode_peaked ${decode}.GroupsOfPeakedKinds/sm90)
+lla_emulated_test(caches GpuCacheAppend.* Fuzz.RandomCaches)
+lla_emulated_test(drawn Fuzz.RandomProblems)
+lla_emulated_test(forward Gpu/GpuShapes.OddLengths/sm90 Gpu/GpuShapes.Windows/sm90 Gpu/GpuShapes.RidgeShapes/sm90
+  Gpu/GpuGivenX.LargeCommonMean/sm90 Gpu/GpuGivenX.SavedStatistics/sm90)
+lla_emulated_test(backward Gpu/Sanitize.*/sm90 Gpu/GpuGivenX.Gradients/sm90 Range.*)
+lla_emulated_test(portable Gpu/Sanitize.*/cuda_portable ${decode}.RidgeShapes/cuda_portable)
