@@ -2,6 +2,7 @@
 // it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -186,6 +187,35 @@ TEST_P(Decode, NotFinite) {
 }
 
 // Solvers by name agree, and the solved row does not depend on how the cache is laid out.
+// An output that its type cannot hold is infinite, and its row does not say OK.
+TEST_P(Decode, OutputsBeyondTheirType) {
+  for (const RidgeShape ridge : {RidgeShape::scalar, RidgeShape::none}) {
+    CacheSpec spec = one_sequence(DType::f16, 64, 300);
+    spec.out_dtype = DType::f16, spec.ridge = ridge;
+    spec.sequences.assign(12, {1, 300});
+    if (!takes(spec)) GTEST_SKIP() << lla_last_error();
+    std::vector<Inputs> inputs = make_cache_inputs(spec, data::Kind::randn, 0.01, 4);
+    for (Inputs& own : inputs) {  // values follow the keys, so outputs follow the queries
+      for (size_t i = 0; i < own.v.size(); ++i) own.v[i] = rounded(own.k[i] * 12000, spec.dtype);
+      for (double& q : own.q) q = rounded(q * 2, spec.dtype);
+      for (double& x : own.x) x = rounded(x * 4, spec.dtype);
+    }
+    const CacheForward got = run_cache(spec, inputs, GetParam()), want = cache_oracle(spec, inputs);
+    ASSERT_EQ(got.status, LLA_OK) << got.message;
+    size_t beyond = 0, held = 0;
+    for (size_t b = 0; b < got.o.size(); ++b) {
+      const bool infinite = std::any_of(got.o[b].begin(), got.o[b].end(), [](double o) { return std::isinf(o); });
+      const bool large = std::any_of(want.o[b].begin(), want.o[b].end(), [](double o) { return std::abs(o) > 60000; });
+      beyond += infinite, held += !large;
+      EXPECT_LE(infinite, large) << "sequence " << b;
+      if (infinite) EXPECT_NE(got.row_status[b][0], LLA_ROW_OK) << "sequence " << b;
+      if (!large) EXPECT_EQ(got.row_status[b][0], LLA_ROW_OK) << "sequence " << b;
+    }
+    EXPECT_GT(beyond, 0u) << "the case tests nothing";
+    if (ridge == RidgeShape::scalar) EXPECT_GT(held, 0u);
+  }
+}
+
 TEST_P(Decode, SolversAndLayoutsAgree) {
   CacheSpec spec = one_sequence(DType::f32, 64, 2000, 2);
   if (!takes(spec)) GTEST_SKIP() << lla_last_error();

@@ -167,6 +167,49 @@ TEST_P(Degenerate, IsFiniteAndRight) {
 // ---- heads of a real model
 // -------------------------------------------------------------------------------------------
 
+// Local linear attention extrapolates: where values follow the keys, outputs follow the queries, and may be larger than
+// every value, and than their type can hold. They are infinite then, with a sign, and the row does not say OK; others do.
+class BeyondTheType : public testing::TestWithParam<std::string> {
+ protected:
+  static void expect_said(const Spec& spec, Inputs inputs) {
+    for (size_t i = 0; i < inputs.v.size(); ++i) inputs.v[i] = rounded(inputs.k[i] * 12000, spec.dtype);
+    for (double& q : inputs.q) q = rounded(q * 2, spec.dtype);
+    for (double& x : inputs.x) x = rounded(x * 4, spec.given_dtype());
+    const Forward got = run_forward(spec, inputs, GetParam()), want = oracle_forward(spec, inputs);
+    ASSERT_EQ(got.status, LLA_OK) << got.message;
+    size_t beyond = 0, held = 0;
+    const auto width = static_cast<size_t>(spec.value_dim);
+    for (size_t row = 0; row < got.info.status.size(); ++row) {
+      bool infinite = false, large = false;
+      for (size_t i = row * width; i < (row + 1) * width; ++i) {
+        infinite |= std::isinf(got.o[i]);
+        large |= std::abs(want.o[i]) > 60000;
+        if (std::isinf(got.o[i])) {
+          EXPECT_GT(got.o[i] * want.o[i], 60000) << "row " << row;
+        }
+        if (std::abs(want.o[i]) > 70000) {
+          EXPECT_TRUE(std::isinf(got.o[i])) << "row " << row;
+        }
+      }
+      beyond += infinite, held += !large;
+      if (infinite) EXPECT_NE(got.info.status[row], LLA_ROW_OK) << "row " << row;
+      if (!large) EXPECT_EQ(got.info.status[row], LLA_ROW_OK) << "row " << row;
+    }
+    EXPECT_GT(beyond, 0u) << "the case tests nothing";
+    EXPECT_GT(held, 0u);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Implementations, BeyondTheType, testing::ValuesIn(implementations_under_test()),
+                         [](const auto& info) { return test_name(info.param); });
+
+TEST_P(BeyondTheType, SolvedAndGiven) {
+  Spec spec = self_attention(400, 64);
+  spec.dtype = DType::f16;
+  expect_said(spec, make_inputs(spec, data::Kind::randn, 0.01, 5));
+  spec.ridge = RidgeShape::none;
+  expect_said(spec, make_inputs(spec, data::Kind::randn, 0.01, 6));
+}
+
 class RealHead : public testing::TestWithParam<std::tuple<std::string, int>> {};
 
 const std::vector<RealCase>& heads() {

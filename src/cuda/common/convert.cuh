@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cmath>
 #include <cstdint>
 
 #include "lla/lla.hpp"
@@ -47,6 +48,11 @@ __device__ __forceinline__ void store_as(void* data, DType dtype, int64_t at, Fr
     case DType::bf16: static_cast<__nv_bfloat16*>(data)[at] = __float2bfloat16_rn(static_cast<float>(x)); break;
     default: static_cast<__half*>(data)[at] = __float2half_rn(static_cast<float>(x)); break;
   }
+}
+
+// The least magnitude that rounds to infinity in this type: of a row that has one the status says so.
+__device__ __forceinline__ float least_infinite(DType dtype) {
+  return dtype == DType::f16 ? 65520.0f : dtype == DType::bf16 ? 0x1.ffp127f : INFINITY;
 }
 
 }  // namespace lla::cuda

@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "cuda/common/convert.cuh"
 #include "cuda/tensor/fragment.cuh"
 #include "cuda/tensor/params.hpp"
 

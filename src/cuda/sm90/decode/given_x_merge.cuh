@@ -49,9 +49,12 @@ __device__ __forceinline__ void merge_row(const Params& p, int bundle, int i_row
     store_as(p.o.data, p.o.dtype, row_offset(p.o, record.batch, record.position, record.head) + j * p.o.stride[3], o);
   }
   const bool bad = __syncthreads_or(!(fabsf(o) <= 3e38f) && j < p.value_dim);
+  const bool outgrown = __syncthreads_or(fabsf(o) >= least_infinite(p.o.dtype) && j < p.value_dim);
   if (j != 0) return;
   if (invalid || bad) {
     report_row(p, record, invalid ? LLA_ROW_INVALID : LLA_ROW_NAN);
+  } else if (outgrown) {
+    report_row(p, record, LLA_ROW_BREAKDOWN);
   } else if (!p.solved_x) {  // otherwise the solve has said it
     report_row(p, record, LLA_ROW_OK);
   }

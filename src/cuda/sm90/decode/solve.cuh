@@ -150,6 +150,7 @@ struct RowSolve : RowParts<kDim, kCluster, kBundle> {
     const float output = __uint_as_float(s.largest_output);
     return output > 0 && kSumNoise * kUsualOfLargest * sqrtf(squares) * value > kMostNoise * output;
   }
+  __device__ bool outgrown() const { return __uint_as_float(s.largest_output) >= least_infinite(p.o.dtype); }
   __device__ void store(int j, float o) {
     const int64_t at = row_offset(p.o, record.batch, record.position, record.head);
     store_as(p.o.data, p.o.dtype, at + j * p.o.stride[3], o);
@@ -251,7 +252,7 @@ __global__ void __launch_bounds__(kSolveThreads, kCluster > 1 ? 1 : solves_at_on
     __syncthreads();
   }
   if (rank == 0 && threadIdx.x < 32) {
-    const bool broken = singular || solve.doubtful();
+    const bool broken = singular || solve.doubtful() || solve.outgrown();
     if (threadIdx.x == 0) solve.report(nan ? LLA_ROW_NAN : broken ? LLA_ROW_BREAKDOWN : LLA_ROW_OK);
   }
 }

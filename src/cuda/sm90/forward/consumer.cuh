@@ -526,7 +526,10 @@ struct ForwardConsumer : Solver<Config> {
                                        head.key_norm, params.dim);
       const float shown = shown_noise(course.along[r], course.note[r], largest[r], value);
       if (params.info.residual != nullptr) params.info.residual[index] = told;
-      if (params.info.status != nullptr) params.info.status[index] = this->told_status(solve, r, fmaxf(told, shown));
+      if (params.info.status != nullptr) {
+        const bool outgrown = largest[r] >= least_infinite(params.o.dtype);
+        params.info.status[index] = this->told_status(solve, r, outgrown ? INFINITY : fmaxf(told, shown));
+      }
     }
   }
 };

@@ -347,6 +347,11 @@ struct GivenXConsumer {
       mean[e] = divide(values[e], omega[r], inverse[r]);
       out[e] = fmaf(fmaf(-sum[r], mean[e], products[e]), back[r], mean[e]) * scale[r];
     }
+    Pair<float> largest_output = {0, 0};
+#pragma unroll
+    for (int e = 0; e < kDim / 2; ++e) largest_output[row_of(e)] = fmaxf(largest_output[row_of(e)], fabsf(out[e]));
+#pragma unroll
+    for (int r = 0; r < 2; ++r) largest_output[r] = quad_max(largest_output[r]);
     const int first_row = b.block.first_row + warpgroup * kWarpgroupRows;
     sync_warpgroup();  // x has been read by all
     store_output<kDim>(params.o, out, params.value_dim, b.block, first_row, lane, shared.x[warpgroup][0]);
@@ -371,7 +376,11 @@ struct GivenXConsumer {
       if (params.info.iterations != nullptr) params.info.iterations[index] = -1;
       if (params.info.residual != nullptr) params.info.residual[index] = -1.0f;
       if (params.info.status != nullptr) {
-        params.info.status[index] = bad[r] ? LLA_ROW_NAN : marks[r] & kTooSmall ? LLA_ROW_PRECISION : LLA_ROW_OK;
+        const bool outgrown = largest_output[r] >= least_infinite(params.o.dtype);
+        params.info.status[index] = bad[r]                 ? LLA_ROW_NAN
+                                    : marks[r] & kTooSmall ? LLA_ROW_PRECISION
+                                    : outgrown             ? LLA_ROW_BREAKDOWN
+                                                           : LLA_ROW_OK;
       }
     }
   }
