@@ -1,0 +1,32 @@
+# Inline PTX stands in two headers and dynamic shared memory in one, so that an emulated GPU can stand for them, and
+# every function of these has a twin there.
+cmake_minimum_required(VERSION 3.25)
+set(places tensor/ptx.cuh sm90/ptx.cuh common/dynamic_shared.cuh)
+set(wrong "")
+
+file(GLOB_RECURSE sources RELATIVE ${SOURCE}/src/cuda ${SOURCE}/src/cuda/*.cu ${SOURCE}/src/cuda/*.cuh ${SOURCE}/src/cuda/*.hpp)
+foreach(source IN LISTS sources)
+  if(NOT source IN_LIST places)
+    file(STRINGS ${SOURCE}/src/cuda/${source} lines REGEX "(^|[^a-z_])asm( volatile)?\\(|extern __shared__")
+    if(lines)
+      list(APPEND wrong "src/cuda/${source} has PTX or dynamic shared memory of its own: ${lines}")
+    endif()
+  endif()
+endforeach()
+
+foreach(place IN LISTS places)
+  file(READ ${SOURCE}/src/cuda/${place} original)
+  file(READ ${SOURCE}/tests/emulated_gpu/include/cuda/${place} twin)
+  string(REGEX MATCHALL "__device__ __forceinline__ [A-Za-z_0-9:<> ]*[ &*]([a-z_0-9]+)\\(" functions "${original}")
+  foreach(function IN LISTS functions)
+    string(REGEX REPLACE ".*[ &*]([a-z_0-9]+)\\($" "\\1" name "${function}")
+    if(NOT twin MATCHES "[ &*]${name}\\(")
+      list(APPEND wrong "${name} of src/cuda/${place} is missing in tests/emulated_gpu/include/cuda/${place}")
+    endif()
+  endforeach()
+endforeach()
+
+if(wrong)
+  list(JOIN wrong "\n" text)
+  message(FATAL_ERROR "${text}")
+endif()
