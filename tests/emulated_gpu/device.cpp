@@ -44,9 +44,8 @@ constexpr int kNamedBarriers = 16, kLargestCluster = 16;
 struct Fiber;
 
 struct NamedBarrier {
-  int arrived = 0, expected = 0;
+  int arrived = 0;
   bool any = false, last_any = false;
-  uint64_t generation = 0;
   std::vector<Fiber*> waiting;
 };
 
@@ -180,7 +179,6 @@ void finish_together(Warp& w) {
 
 void release(NamedBarrier& b) {
   b.last_any = b.any, b.any = false, b.arrived = 0;
-  ++b.generation;
   wake_all(b.waiting);
 }
 
