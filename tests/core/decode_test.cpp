@@ -208,11 +208,17 @@ TEST_P(Decode, OutputsBeyondTheirType) {
       const bool large = std::any_of(want.o[b].begin(), want.o[b].end(), [](double o) { return std::abs(o) > 60000; });
       beyond += infinite, held += !large;
       EXPECT_LE(infinite, large) << "sequence " << b;
-      if (infinite) EXPECT_NE(got.row_status[b][0], LLA_ROW_OK) << "sequence " << b;
-      if (!large) EXPECT_EQ(got.row_status[b][0], LLA_ROW_OK) << "sequence " << b;
+      if (infinite) {
+        EXPECT_NE(got.row_status[b][0], LLA_ROW_OK) << "sequence " << b;
+      }
+      if (!large) {
+        EXPECT_EQ(got.row_status[b][0], LLA_ROW_OK) << "sequence " << b;
+      }
     }
     EXPECT_GT(beyond, 0u) << "the case tests nothing";
-    if (ridge == RidgeShape::scalar) EXPECT_GT(held, 0u);
+    if (ridge == RidgeShape::scalar) {
+      EXPECT_GT(held, 0u);
+    }
   }
 }
 

@@ -192,8 +192,12 @@ class BeyondTheType : public testing::TestWithParam<std::string> {
         }
       }
       beyond += infinite, held += !large;
-      if (infinite) EXPECT_NE(got.info.status[row], LLA_ROW_OK) << "row " << row;
-      if (!large) EXPECT_EQ(got.info.status[row], LLA_ROW_OK) << "row " << row;
+      if (infinite) {
+        EXPECT_NE(got.info.status[row], LLA_ROW_OK) << "row " << row;
+      }
+      if (!large) {
+        EXPECT_EQ(got.info.status[row], LLA_ROW_OK) << "row " << row;
+      }
     }
     EXPECT_GT(beyond, 0u) << "the case tests nothing";
     EXPECT_GT(held, 0u);

@@ -107,6 +107,7 @@ double longest_row(const std::vector<double>& rows, int64_t width) {
 
 // Of every head of every batch entry the rms length of its outputs: the smallest that is not zero.
 double smallest_output(const Spec& spec, const std::vector<double>& o) {
+  if (o.empty()) return std::numeric_limits<double>::infinity();
   const int64_t groups = spec.batch * spec.heads_q, of_batch = static_cast<int64_t>(o.size()) / spec.batch;
   std::vector<double> squares(static_cast<size_t>(groups));
   for (size_t i = 0; i < o.size(); ++i) {
