@@ -8,7 +8,8 @@ endfunction()
 
 set(decode Gpu/GpuDecode)
 lla_emulated_test(decode_rows ${decode}.PagesOfAnySize/sm90 ${decode}.StridesTypesAndHeadDimensions/sm90
-  ${decode}.RidgeShapes/sm90 ${decode}.RowsWithFewKeys/sm90 ${decode}.LengthsOutOfBounds/sm90)
+  ${decode}.RidgeShapes/sm90 ${decode}.RowsWithFewKeys/sm90 ${decode}.LengthsOutOfBounds/sm90
+  Implementations/Decode.OutputsBeyondTheirType/sm90)
 lla_emulated_test(decode_bundles ${decode}.SeveralQueriesGroupsWindowsAndPadding/sm90 ${decode}.QueriesOfEveryNumber/sm90)
 lla_emulated_test(decode_bits ${decode}.RowsOfAKeyHeadKeepTheirBits/sm90 ${decode}.SameBitsAgain/sm90)
 lla_emulated_test(decode_statuses ${decode}.StatusesAreTrue/sm90)
@@ -16,6 +17,6 @@ lla_emulated_test(decode_peaked ${decode}.GroupsOfPeakedKinds/sm90)
 lla_emulated_test(caches GpuCacheAppend.* Fuzz.RandomCaches)
 lla_emulated_test(drawn Fuzz.RandomProblems)
 lla_emulated_test(forward Gpu/GpuShapes.OddLengths/sm90 Gpu/GpuShapes.Windows/sm90 Gpu/GpuShapes.RidgeShapes/sm90
-  Gpu/GpuGivenX.LargeCommonMean/sm90 Gpu/GpuGivenX.SavedStatistics/sm90)
+  Gpu/GpuGivenX.LargeCommonMean/sm90 Gpu/GpuGivenX.SavedStatistics/sm90 Implementations/BeyondTheType.SolvedAndGiven/sm90)
 lla_emulated_test(backward Gpu/Sanitize.*/sm90 Gpu/GpuGivenX.Gradients/sm90 Range.*)
 lla_emulated_test(portable Gpu/Sanitize.*/cuda_portable ${decode}.RidgeShapes/cuda_portable)
