@@ -12,7 +12,7 @@ namespace emulated {
 namespace {
 
 float widen_f16(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
-float widen_bf16(uint16_t bits) { return __uint_as_float(static_cast<uint32_t>(bits) << 16); }
+float widen_bf16(uint16_t bits) { return __bfloat162float({bits}); }
 
 struct F16 {
   static constexpr int kPerWord = 2;

@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 
 #include "cuda_runtime.h"
 
@@ -12,15 +11,9 @@ struct __nv_bfloat16 {
 struct alignas(4) __nv_bfloat162 {
   __nv_bfloat16 x, y;
 };
-inline float __bfloat162float(__nv_bfloat16 h) {
-  const uint32_t word = static_cast<uint32_t>(h.bits) << 16;
-  float x;
-  std::memcpy(&x, &word, 4);
-  return x;
-}
+inline float __bfloat162float(__nv_bfloat16 h) { return __uint_as_float(static_cast<uint32_t>(h.bits) << 16); }
 inline __nv_bfloat16 __float2bfloat16_rn(float x) {
-  uint32_t word;
-  std::memcpy(&word, &x, 4);
+  const uint32_t word = __float_as_uint(x);
   if (std::isnan(x)) return {0x7fff};
   return {static_cast<uint16_t>((word + 0x7fff + (word >> 16 & 1)) >> 16)};
 }
