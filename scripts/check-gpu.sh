@@ -50,7 +50,7 @@ sanitize() {  # tool, binary, tests
   fi
 }
 if [ "${SANITIZE:-1}" != 0 ] && command -v compute-sanitizer > /dev/null; then
-  for tool in memcheck synccheck initcheck; do sanitize $tool gpu_test 'Gpu/Sanitize.*'; done
+  for tool in memcheck synccheck initcheck; do sanitize $tool gpu_test 'Gpu/Sanitize*'; done
   # Of the Hopper kernels racecheck can follow only a build made for it (LLA_RACECHECK).
   if [ -x gpu_test_racecheck ]; then
     sanitize racecheck gpu_test_racecheck 'Gpu/Sanitize.*/sm90'

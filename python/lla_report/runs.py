@@ -41,14 +41,13 @@ class Runs:
         return min(values) if self.lower else max(values)
 
     def rate(self, setting, model):
-        """The learning rate with the best validation score on the first seed, of equal ones that with most seeds; None where every run failed."""
+        """The learning rate with the best validation score of any seed, of equal ones that with most seeds; None where every
+        run failed. Any seed: where one alone learns at all, the others' rates say nothing."""
         records = [r for r in self.of(setting, model) if r["validation_best"] is not None]
         if not records:
             return None
-        first = min(r["seed"] for r in records)
-        firsts = [r for r in records if r["seed"] == first]
-        best = self.best_of(r["validation_best"] for r in firsts)
-        equal = [r["learning_rate"] for r in firsts if r["validation_best"] == best]
+        best = self.best_of(r["validation_best"] for r in records)
+        equal = [r["learning_rate"] for r in records if r["validation_best"] == best]
         return max(equal, key=lambda rate: sum(r["learning_rate"] == rate for r in records))
 
     def first_seed(self, setting, model):

@@ -347,7 +347,6 @@ void end_phase_if_done(TransactionBarrier& b) {
 }  // namespace
 
 void init(TransactionBarrier& b, uint32_t count) { b.phase = 0, b.expected = count, b.pending = count, b.bytes = 0; }
-void hold(TransactionBarrier& b) { b.pending = b.pending + 1; }
 void arrive(TransactionBarrier& b, uint32_t expected_bytes) {
   if (b.pending == 0) fail("more arrivals at a transaction barrier than it expects");
   b.bytes += expected_bytes;
@@ -412,7 +411,6 @@ void wait_copied_ahead() {
   self().copies.clear();
 }
 void arrive_when_copied(TransactionBarrier& barrier) {
-  hold(barrier);
   land_later([&barrier, copies = std::move(self().copies)] {
     do_copies(copies);
     arrive(barrier);

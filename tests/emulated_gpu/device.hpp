@@ -60,7 +60,6 @@ struct TransactionBarrier {  // in a kernel's own eight bytes
 static_assert(sizeof(TransactionBarrier) == 8);
 void init(TransactionBarrier& barrier, uint32_t count);
 void arrive(TransactionBarrier& barrier, uint32_t expected_bytes = 0);
-void hold(TransactionBarrier& barrier);  // one more arrival until this phase ends
 void complete(TransactionBarrier& barrier, uint32_t bytes);
 void wait(TransactionBarrier& barrier, uint32_t parity);
 

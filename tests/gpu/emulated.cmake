@@ -14,6 +14,8 @@ lla_emulated_test(decode_bundles ${decode}.SeveralQueriesGroupsWindowsAndPadding
 lla_emulated_test(decode_bits ${decode}.RowsOfAKeyHeadKeepTheirBits/sm90 ${decode}.SameBitsAgain/sm90)
 lla_emulated_test(decode_statuses ${decode}.StatusesAreTrue/sm90)
 lla_emulated_test(decode_peaked ${decode}.GroupsOfPeakedKinds/sm90)
+set(huge Kinds/ResidualTruth.OfOkRowsWithHugeLogits)
+lla_emulated_test(residuals ${huge}/sink ${huge}/two_channels ${huge}/queries20)
 lla_emulated_test(caches GpuCacheAppend.* Fuzz.RandomCaches)
 lla_emulated_test(drawn Fuzz.RandomProblems)
 lla_emulated_test(forward Gpu/GpuShapes.OddLengths/sm90 Gpu/GpuShapes.Windows/sm90 Gpu/GpuShapes.RidgeShapes/sm90

@@ -1,6 +1,7 @@
 // Every kernel once on problems of a few tiles: a list short enough for compute-sanitizer, whose racecheck slows
-// kernels down a thousandfold. `compute-sanitizer --tool memcheck gpu_test --gtest_filter='Gpu/Sanitize.*'`; racecheck
-// wants a build with LLA_RACECHECK, see docs/testing.md.
+// kernels down a thousandfold. `compute-sanitizer --tool memcheck gpu_test --gtest_filter='Gpu/Sanitize*'`; racecheck
+// wants a build with LLA_RACECHECK and has not been made to follow the kernels for caches, see docs/testing.md.
+#include "gpu/cache_cases.hpp"
 #include "gpu/gpu_test.hpp"
 
 namespace lla::test {
@@ -76,6 +77,53 @@ TEST_P(Sanitize, Packed) {
   spec.cu_k = {0, 2, 9, 40};
   spec.ridge = RidgeShape::dimension;
   run(spec);
+}
+
+class SanitizeCaches : public OnGpu {
+ protected:
+  void run(const CacheSpec& spec) const {
+    if (!takes_cache(implementation(), spec)) return;
+    const std::vector<Inputs> inputs = make_cache_inputs(spec, data::Kind::randn, 0.5, 13);
+    const CacheForward got = run_cache(spec, inputs, implementation());
+    ASSERT_EQ(got.status, LLA_OK) << got.message;
+    for (const auto& o : got.o) EXPECT_TRUE(all_finite(o)) << spec.text();
+  }
+  // However rows can lie: contiguous, in pages the copy engine takes and in those it does not, and as it takes none.
+  void run_everywhere(CacheSpec spec) const {
+    for (const RidgeShape ridge : {RidgeShape::token, RidgeShape::none}) {
+      spec.ridge = ridge;
+      for (const int64_t page_size : {0, 16, 1}) {
+        spec.page_size = page_size;
+        spec.layout = Layout::dense;
+        run(spec);
+      }
+      spec.page_size = 0;
+      spec.layout = Layout::scattered;
+      run(spec);
+    }
+  }
+};
+LLA_EACH_CUDA_IMPLEMENTATION(SanitizeCaches);
+
+TEST_P(SanitizeCaches, SingleRows) {
+  for (const int64_t dim : {64, 128}) run_everywhere(bf16_cache(dim, {{1, 300}, {1, 5}}, 0));
+}
+
+TEST_P(SanitizeCaches, Groups) {
+  for (const int64_t dim : {64, 128}) {
+    CacheSpec spec = bf16_cache(dim, {{1, 300}, {1, 5}}, 0);
+    spec.heads_q = 4 * spec.heads_kv;
+    run_everywhere(spec);
+  }
+}
+
+// More rows than decode takes beside one that it does.
+TEST_P(SanitizeCaches, Prompts) {
+  for (const int64_t dim : {64, 128}) {
+    CacheSpec spec = bf16_cache(dim, {{70, 200}, {1, 90}}, 0);
+    spec.packed = true;
+    run_everywhere(spec);
+  }
 }
 
 }  // namespace

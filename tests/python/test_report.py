@@ -79,6 +79,13 @@ def test_accuracy_and_steps_over_seeds(tmp_path):
     assert "LLA in 1 of 1 (after 150 steps)" in trained.solved(runs)[1]
 
 
+def test_the_rate_at_which_any_seed_learns_counts(tmp_path):
+    here = {"length": 64, "pairs": 4}
+    records = [accuracy("softmax", 1e-3, 1, 0.012, 900, **here), accuracy("softmax", 5e-4, 1, 0.01, 900, **here), accuracy("softmax", 5e-4, 2, 0.97, 900, **here)]
+    score = Runs(trained_results(tmp_path / "recall", records), ("length", "pairs"), "test_accuracy", False).score((64, 4), "softmax")
+    assert (score.learning_rate, score.seeds, score.mean) == (5e-4, 2, pytest.approx(0.49))
+
+
 def test_a_model_run_once_does_not_narrow_the_means_of_all(tmp_path):
     records = [accuracy(m, 1e-3, 1, 1.0, 300, length=64, pairs=p) for m, pairs in (("lla", (4, 8, 16)), ("softmax", (8, 16)), ("parallax", (4,))) for p in pairs]
     runs = Runs(trained_results(tmp_path / "recall", records), ("length", "pairs"), "test_accuracy", False)
@@ -124,7 +131,7 @@ def test_sizes_that_were_not_run_are_said(tmp_path):
 def test_of_rates_equal_on_validation_the_one_with_seeds_counts(tmp_path):
     here = {"length": 64, "pairs": 8}
     records = [accuracy("lla", 1e-4, 1, 1.0, 900, **here), accuracy("lla", 1e-3, 1, 1.0, 300, **here), accuracy("lla", 1e-3, 2, 0.5, 900, **here),
-               accuracy("softmax", 1e-4, 1, 1.0, 900, **here), accuracy("softmax", 1e-3, 1, 0.99, 300, **here), accuracy("softmax", 1e-3, 2, 1.0, 300, **here),
+               accuracy("softmax", 1e-4, 1, 1.0, 900, **here), accuracy("softmax", 1e-3, 1, 0.99, 300, **here), accuracy("softmax", 1e-3, 2, 0.995, 300, **here),
                accuracy("gla", 1e-3, 1, 1.0, 300, **{**here, "pairs": 4})]
     runs = Runs(trained_results(tmp_path / "recall", records), ("length", "pairs"), "test_accuracy", False)
     assert runs.rate((64, 8), "lla") == 1e-3 and runs.score((64, 8), "lla").mean == 0.75

@@ -42,15 +42,24 @@ __device__ T drift(const Solve<T>& s, T x_squares, T mean_squares) {
   return 2 * std::numeric_limits<T>::epsilon() * sqrt(key_squares * s.steepest * x_squares / s.start);
 }
 
-// What rounding x.k may do to an output, whatever the residual: the products of a long x (a small ridge, a query far
-// from its keys) lose digits at random, and at the size of x.mean. Where one key has all the weight nothing is left of
-// it: a key less its mean is zero. One has become `row_unit` in the units of x.
+// What rounding x.k may do, whatever the residual of the recurrence: the products of a long x (a small ridge, a query
+// far from its keys) lose digits at random, and at the size of x.mean. Where one key has all the weight nothing is left
+// of it: a key less its mean is zero.
 template <class T>
-__device__ T output_noise(const Solve<T>& s, T x_squares, T x_mean, T mean_squares, T dim, T row_unit) {
-  const T squares = x_squares * mean_key_square(s, mean_squares) / dim + x_mean * x_mean;
-  const T balance = fmin(s.concentration, fmax(1 - s.concentration, T(0)));
-  return std::numeric_limits<T>::epsilon() * sqrt(squares * balance) / row_unit;
-}
+struct Noise {
+  T output;    // against one
+  T residual;  // relative to b
+
+  // One has become `row_unit` in the units of x.
+  __device__ Noise(const Solve<T>& s, T x_squares, T x_mean, T mean_squares, T dim, T row_unit) {
+    const T key_squares = mean_key_square(s, mean_squares);
+    const T squares = x_squares * key_squares / dim + x_mean * x_mean;
+    const T balance = fmin(s.concentration, fmax(1 - s.concentration, T(0)));
+    const T covariance = fmin(balance * key_squares, dim * s.steepest);  // at least its trace
+    output = std::numeric_limits<T>::epsilon() * sqrt(squares * balance) / row_unit;
+    residual = std::numeric_limits<T>::epsilon() * sqrt(squares * covariance / s.start);
+  }
+};
 inline constexpr double kMostOutputNoise = 1e-3;  // a tenth of what an OK row may be off by
 
 // Vectors and keys of a block, in shared memory, and which rows its threads own.
@@ -115,10 +124,10 @@ struct SolveBlock {
     s.steepest = T(0.5) * static_cast<T>(p.dim) * std::numeric_limits<T>::epsilon() * row_sum(mean_squares);
   }
 
-  // A row at its limit: whether it is done by what is known of the solution by now, and its drift. All threads take
-  // part, for the sums.
-  __device__ __forceinline__ bool done_by_solution(bool done, const Query& q, Solve<T>& s, const core::StopRule& stop,
-                                                   T& lost) const {
+  // A row at its limit, or at its last step: whether it is done by what is known of the solution by now, and what is
+  // hidden of its residual. All threads take part, for the sums.
+  __device__ __forceinline__ bool done_by_solution(bool done, bool last, const Query& q, Solve<T>& s,
+                                                   const core::StopRule& stop, T& lost) const {
     T squares = 0, ridge_product = 0, ridge_squares = 0, mean_squares = 0, with_mean = 0;
     if (done) {
       for_columns<C>(p.dim, [&](int, int, int column) {
@@ -144,19 +153,19 @@ struct SolveBlock {
     sizes.row_unit_squares = ldexp(1.0, -2 * s.exponent);
     if (!done || !(s.start > T(0))) return done;  // zero has the solution zero
     if (stop.backward) sizes.spread = a.rows.c[q.row] * sizes.row_unit_squares;
-    // What the row will report, drift included, is to be within the limit. A drift that leaves no room below what
-    // was promised may be a miss.
+    // What the row will report is to be within the limit. What is hidden and leaves no room below what was promised
+    // may be a miss.
     const T most = sqrt(static_cast<T>(stop.limit(sizes, q.keys())) / s.start);
     const T promised = sqrt(s.promised / s.start);
-    lost = drift(s, squares, mean_squares);
-    const T noise = output_noise(s, squares, with_mean, mean_squares, static_cast<T>(p.dim),
-                                 static_cast<T>(sqrt(sizes.row_unit_squares)));
+    const Noise<T> noise(s, squares, with_mean, mean_squares, static_cast<T>(p.dim),
+                         static_cast<T>(sqrt(sizes.row_unit_squares)));
+    lost = drift(s, squares, mean_squares) + noise.residual;
     const bool doubtful =
         2 * lost > fmax(promised, static_cast<T>(stop.backward ? 0 : core::default_tolerance(p.dtype))) ||
-        (!stop.backward && noise > static_cast<T>(kMostOutputNoise));
+        (!stop.backward && noise.output > static_cast<T>(kMostOutputNoise));
     const T within = doubtful ? most : most - fmin(lost, T(0.5) * most);
     s.limit = within * within * s.start;
-    done = s.squared <= s.limit;
+    done = last || s.squared <= s.limit;
     if (done && doubtful) s.status = LLA_ROW_BREAKDOWN;
     return done;
   }
@@ -178,18 +187,18 @@ struct SolveBlock {
 
   // Whether the row stops here; if so it is finished.
   __device__ __forceinline__ void stop_or_go_on(const Query& q, Solve<T>& s, const core::StopRule& stop) const {
-    bool done = s.active && s.squared <= s.limit;
-    T lost = 0;
-    if (__any_sync(~0u, done)) done = done_by_solution(done, q, s, stop, lost);
-    if (!s.active) return;
     const int limit = a.rescue ? core::iterations_before_direct(p.max_iterations, p.dim) : p.max_iterations;
     const bool spent = s.iterations == limit;
     const bool hopeless = !isfinite(s.squared);  // the right-hand side itself overflowed
     // What was aimed at may be more than what was promised. The direct solver, where there is one to turn to, gives
     // it.
-    const bool kept = !a.rescue && s.squared <= s.promised;
-    if (!done && !kept && (spent || hopeless)) s.status = hopeless ? LLA_ROW_BREAKDOWN : LLA_ROW_MAX_ITERATIONS;
-    if (!done && !kept && s.ended) s.status = LLA_ROW_BREAKDOWN;
+    const bool last = s.active && !a.rescue && (spent || s.ended) && s.squared <= s.promised;
+    bool done = last || (s.active && s.squared <= s.limit);
+    T lost = 0;
+    if (__any_sync(~0u, done)) done = done_by_solution(done, last, q, s, stop, lost);
+    if (!s.active) return;
+    if (!done && (spent || hopeless)) s.status = hopeless ? LLA_ROW_BREAKDOWN : LLA_ROW_MAX_ITERATIONS;
+    if (!done && s.ended) s.status = LLA_ROW_BREAKDOWN;
     if (done || spent || hopeless || s.ended || s.status != LLA_ROW_OK) finish(q.row, s, lost);
   }
 

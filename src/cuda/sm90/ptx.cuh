@@ -56,10 +56,9 @@ struct Barrier {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&word)), "r"(bytes)
                  : "memory");
   }
-  // Holds the phase open until all that this thread has asked for with copy_ahead is there; an arrival of someone who
-  // has synchronised with it has to follow.
+  // Arrives, later, when all that this thread has asked for with copy_ahead is there.
   __device__ __forceinline__ void arrive_when_copied() {
-    asm volatile("cp.async.mbarrier.arrive.shared::cta.b64 [%0];" ::"r"(shared_address(&word)) : "memory");
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(&word)) : "memory");
   }
   __device__ __forceinline__ void wait(uint32_t parity) {
     asm volatile(

@@ -249,15 +249,19 @@ __device__ __forceinline__ float shown_noise(float noise_squared, float balance,
 // which is that of the right-hand side and, where 1 + E is large or weights are small (M is loose), up to eight times
 // that; and with what the noise of E makes of W E k where x is long (few keys, a small λ): w |k - mean|² of a key is at
 // most the trace of the covariance, which `dim` times the largest curvature bounds: one long key without weight counts
-// for nothing. One key, or nothing to solve: -1.
+// for nothing; and with what fp16 leaves of weights below its normal numbers, 2^-25 at most and at random: nothing, but
+// where x is long and M loose, so that `omega` is small, E of many `keys` of hardly any weight makes it count. One key,
+// or nothing to solve: -1.
 __device__ __forceinline__ float told_residual(const Solve& s, int row, float balance, float steps, float size,
-                                               float noise_squared, float largest_key_norm, int dim) {
+                                               float noise_squared, float largest_key_norm, int dim, int keys) {
   const float start = s.rr_start[row], key = largest_key_norm * largest_key_norm;
   if (!(start > 0)) return -1.0f;
   const float large = fmaxf(balance * (1 + fmaxf(size, 0.0f)) * key, s.loose[row] > 7 ? 15 * start : 0.0f);
   const float weights = 0x1p-24f * (start + fminf(63 * start, large));
   const float sums = noise_squared * fminf(balance * key, static_cast<float>(dim) * s.curvature[row]);
-  return sqrtf((s.rr[row] + weights + drift_squared(balance, steps, largest_key_norm) + sums) / start);
+  // (2^-24 / omega)² / 12 for every key, times E², of which noise_squared is 2^-46.
+  const float tiny = noise_squared * key * static_cast<float>(keys) / (48 * s.omega[row] * s.omega[row]);
+  return sqrtf((s.rr[row] + weights + drift_squared(balance, steps, largest_key_norm) + sums + tiny) / start);
 }
 
 struct StepLimits {

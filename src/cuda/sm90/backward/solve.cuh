@@ -375,6 +375,8 @@ struct SolveConsumer : TargetPass<Config> {
     const int value_norm =
         value_norm_exponent(__uint_as_float(params.heads[b.copy_index].largest_value), params.value_dim);
     uint32_t most[kHeadBounds] = {};
+    Pair<KeyRange> keys;
+    this->visible(keys, lane);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       c[r] = quad_sum(c[r]);
@@ -420,7 +422,8 @@ struct SolveConsumer : TargetPass<Config> {
       const float balance = power_of_two(smaller(start[r].rest, -1));
       // y·mean is not at hand, so the bound.
       const float noise = 0x1p-48f * y_squared[r] * (head.key_norm * head.key_norm);
-      const float told = told_residual(solve, r, balance, course.steps[r], 0, noise, head.key_norm, params.dim);
+      const float told = told_residual(solve, r, balance, course.steps[r], 0, noise, head.key_norm, params.dim,
+                                       keys[r].end - keys[r].begin);
       if (params.info.residual != nullptr) params.info.residual[index] = told;
       if (params.info.status != nullptr) params.info.status[index] = this->told_status(solve, r, told);
     }

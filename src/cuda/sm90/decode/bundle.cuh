@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(C::kThreads, kBundleResident) bundle_kernel(co
   auto& s = *reinterpret_cast<BundleShared<C>*>(dynamic_tiles);
   if (threadIdx.x == 0) {
     for (auto& ring : s.loaded) {
-      for (Barrier& slot : ring) slot.init(1);
+      for (Barrier& slot : ring) slot.init(kFillArrivals<C>);
     }
     barrier_init_fence();
   }

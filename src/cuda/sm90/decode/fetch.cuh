@@ -145,7 +145,6 @@ struct Fetcher {
     }
     s.loaded[stage].arrive_when_copied();
     __syncwarp();
-    if (lane == 0) s.loaded[stage].arrive();
   }
 
   __device__ __forceinline__ void copy_slowly(const Unit& u, int first, const Keys& keys, int stage) {
@@ -155,7 +154,7 @@ struct Fetcher {
       fill_slowly<C, C::kPartBytes>(p, u, first + from, keys, invalid, {to, to + C::kValues});
     }
     __syncwarp();
-    if (lane == 0) s.loaded[stage].arrive();
+    arrive_filled<C>(s.loaded[stage]);
   }
 
   __device__ __forceinline__ void wait_empty() const { s.empty[stage].wait(parity ^ 1); }
@@ -227,7 +226,7 @@ struct Fetcher {
     wait_empty();  // the last is filled by the warp that looks after units
     if (invalid) *static_cast<volatile int32_t*>(&u.missing) = 1;
     __syncwarp();
-    if (lane == 0) s.loaded[stage].arrive();
+    arrive_filled<C>(s.loaded[stage]);
     next_stage();
   }
 

@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) given_x_kernel(const __grid_co
   auto& s = *reinterpret_cast<GivenXShared<C>*>(dynamic_tiles);
   if (threadIdx.x == 0) {
     for (auto& ring : s.loaded) {
-      for (Barrier& slot : ring) slot.init(1);
+      for (Barrier& slot : ring) slot.init(kFillArrivals<C>);
     }
     barrier_init_fence();
   }

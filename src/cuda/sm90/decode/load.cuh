@@ -64,6 +64,15 @@ __device__ __forceinline__ uint32_t seen_of(const Keys& keys, int first) {
 inline constexpr int kLeastBox = 4;
 inline bool small_pages(const Cache& cache) { return cache.box < kLeastBox; }
 
+// A slot's copies arrive at its barrier. Where rows come one by one each thread's do so on their own, and then all
+// threads of the warp arrive however the slot is filled; else one of them does.
+template <class C>
+inline constexpr int kFillArrivals = C::kSmallPages ? 32 : 1;
+template <class C>
+__device__ __forceinline__ void arrive_filled(Barrier& barrier) {
+  if (C::kSmallPages || threadIdx.x % 32 == 0) barrier.arrive();
+}
+
 // Sixteen keys and their values as they came.
 struct RawTile {
   unsigned char *keys, *values;
@@ -174,7 +183,7 @@ struct Ring {
     if (!cache.vectors) {
       fill_slowly<C, C::kBoxBytes, kTensors>(p, from, first, keys, invalid, to);
       __syncwarp();
-      if (lane == 0) here.arrive();
+      arrive_filled<C>(here);
       return;
     }
     if constexpr (C::kSmallPages) {
@@ -182,7 +191,6 @@ struct Ring {
       here.arrive_when_copied();
       look_ahead(cache, from, first, keys, 1);
       __syncwarp();
-      if (lane == 0) here.arrive();
       return;
     }
     const int box = cache.box, key = first + lane * box;

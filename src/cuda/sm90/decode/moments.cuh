@@ -260,8 +260,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) moments_kernel(const __grid_co
     for (int i = 0; i < C::kStages; ++i) s.full[i].init(kWarpArrivals), s.empty[i].init(kMultiplying);
     s.full[C::kStages].init(kWeighers * kWarpArrivals);
     s.finished.init(kMultiplying);
-    for (int i = 0; i < C::kRawSlots; ++i) s.loaded[0][i].init(1);
-    for (int i = 0; i < kWeighers; ++i) s.first_loaded[i].init(1);
+    for (int i = 0; i < C::kRawSlots; ++i) s.loaded[0][i].init(kFillArrivals<C>);
+    for (int i = 0; i < kWeighers; ++i) s.first_loaded[i].init(kFillArrivals<C>);
     barrier_init_fence();
   }
   for (int at = threadIdx.x; at < kWarpKeys * 32; at += C::kThreads) s.ones[at] = 0x3f803f80;

@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) stream_kernel(const __grid_con
   static_assert(sizeof(Shared<C>) <= 227 * 1024);
   if (threadIdx.x == 0) {
     for (int i = 0; i < C::kStages; ++i) {
-      s.loaded[i].init(C::kFetchers);
+      s.loaded[i].init(C::kFetchers * kFillArrivals<C>);
       s.full[i].init(kWarpArrivals);
       s.empty[i].init(4 * C::kMultipliers * kWarpArrivals);
     }

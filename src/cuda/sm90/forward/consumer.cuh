@@ -61,7 +61,9 @@ struct ForwardConsumer : Solver<Config> {
     } while (this->publish(correct_bounds(bounds, largest)));
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      balance[r] = Base::balance_of(exp2_fast(fmaf(largest[r], rows.scale[r], rows.shift[r])), omega[r]);
+      // As the sum has it: beside what rounding takes from it the other weights may be nothing.
+      const __half rounded = __float2half_rn(exp2_fast(fmaf(largest[r], rows.scale[r], rows.shift[r])));
+      balance[r] = Base::balance_of(__half2float(rounded), omega[r]);
     }
     const Pair<float> inverse = {reciprocal(omega[0]), reciprocal(omega[1])};
 #pragma unroll
@@ -517,13 +519,15 @@ struct ForwardConsumer : Solver<Config> {
                        shared.spare_operand(warpgroup));
     if (params.saved.x != nullptr) save_vectors(b.block, b.copy_index, head, solve, lane);
     if (lane.column != 0) return;
+    Pair<KeyRange> keys;
+    this->visible(keys, lane);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (!own_rows.exists[r]) continue;
       const int64_t index = row_index(params, b.block, own_rows.row[r]);
       if (params.info.iterations != nullptr) params.info.iterations[index] = solve.iterations[r];
       const float told = told_residual(solve, r, course.note[r], course.steps[r], course.size[r], course.along[r],
-                                       head.key_norm, params.dim);
+                                       head.key_norm, params.dim, keys[r].end - keys[r].begin);
       const float shown = shown_noise(course.along[r], course.note[r], largest[r], value);
       if (params.info.residual != nullptr) params.info.residual[index] = told;
       if (params.info.status != nullptr) {
