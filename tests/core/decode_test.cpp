@@ -186,7 +186,6 @@ TEST_P(Decode, NotFinite) {
   }
 }
 
-// Solvers by name agree, and the solved row does not depend on how the cache is laid out.
 // An output that its type cannot hold is infinite, and its row does not say OK.
 TEST_P(Decode, OutputsBeyondTheirType) {
   for (const RidgeShape ridge : {RidgeShape::scalar, RidgeShape::none}) {
@@ -222,6 +221,7 @@ TEST_P(Decode, OutputsBeyondTheirType) {
   }
 }
 
+// Solvers by name agree, and the solved row does not depend on how the cache is laid out.
 TEST_P(Decode, SolversAndLayoutsAgree) {
   CacheSpec spec = one_sequence(DType::f32, 64, 2000, 2);
   if (!takes(spec)) GTEST_SKIP() << lla_last_error();

@@ -1,8 +1,11 @@
 // Decoding over caches of bf16 and f16 against each sequence alone in fp64: data kinds and ridges, pages of every size,
 // strides the copy engine does not take, lengths that break their bound, rows with hardly any keys.
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <random>
 
+#include "core/text.hpp"
 #include "gpu/cache_cases.hpp"
 #include "gpu/gpu_test.hpp"
 
@@ -215,6 +218,61 @@ TEST_P(GpuDecode, RowsOfAKeyHeadKeepTheirBits) {
         for (int64_t head = 0; head < 8; ++head) {
           EXPECT_TRUE(identical(row(got.o[0], 0, head), row(want.o[0], 0, head))) << "head " << head << ", D " << dim;
           for (const double o : row(got.o[0], 1, head)) EXPECT_FALSE(std::isfinite(o)) << "head " << head;
+        }
+      }
+    }
+  }
+}
+
+// Wherever a key or a value is that is not finite, and however little its weight: rows that see it are NaN and say so,
+// all others keep their bits. With weights that underflow, in parts of a row whose weights all do, and in few keys.
+TEST_P(GpuDecode, NotFiniteAnywhere) {
+  std::mt19937 draw(20261119);
+  const auto below = [&](int64_t n) { return static_cast<int64_t>(draw() % static_cast<uint64_t>(n)); };
+  for (const int64_t dim : {64, 128}) {
+    for (const int64_t group : {1, 4}) {
+      for (const RidgeShape ridge : {RidgeShape::token, RidgeShape::none}) {
+        for (const double longer : {1.0, 300.0}) {
+          CacheSpec spec = decoding(dim, {{1, 2100}, {1, 700}, {1, 130}, {1, 20}}, below(2) * 16);
+          spec.heads_q = 2 * group;
+          spec.ridge = ridge;
+          spec.options.batch_invariant = group > 1 && below(2) == 0;  // whose few rows take two passes
+          if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
+          std::vector<Inputs> inputs = make_cache_inputs(spec, data::Kind::randn, 0.1, 9);
+          for (Inputs& own : inputs) {
+            for (double& q : own.q) q *= longer;
+          }
+          const CacheForward clean = run_cache(spec, inputs, implementation());
+          ASSERT_EQ(clean.status, LLA_OK) << clean.message;
+          for (int drawn = 0; drawn < (reduced() ? 2 : 4); ++drawn) {
+            const auto sequence = static_cast<size_t>(drawn % 4);
+            const int64_t keys = spec.sequences[sequence].keys, head = below(2), at = below(keys);
+            const bool in_key = below(2) == 0;
+            const double poison = std::array<double, 3>{std::nan(""), INFINITY, -INFINITY}[draw() % 3];
+            std::vector<Inputs> poisoned = inputs;
+            (in_key ? poisoned[sequence].k
+                    : poisoned[sequence].v)[static_cast<size_t>((at * 2 + head) * dim + below(dim))] = poison;
+            const CacheForward got = run_cache(spec, poisoned, implementation());
+            ASSERT_EQ(got.status, LLA_OK) << got.message;
+            SCOPED_TRACE(core::cat(ridge == RidgeShape::none ? "x given, " : "solved, ", poison,
+                                   in_key ? " in key " : " in value ", at, " of ", keys, ", key head ", head,
+                                   ", queries times ", longer, ", ", spec.text()));
+            for (size_t b = 0; b < inputs.size(); ++b) {
+              for (int64_t h = 0; h < spec.heads_q; ++h) {
+                const auto row = [&](const std::vector<double>& o) {
+                  return std::vector<double>(o.begin() + h * dim, o.begin() + (h + 1) * dim);
+                };
+                if (b != sequence || h / group != head) {
+                  EXPECT_TRUE(identical(row(got.o[b]), row(clean.o[b]))) << "sequence " << b << ", head " << h;
+                  continue;
+                }
+                const std::vector<double> o = row(got.o[b]);
+                const auto numbers = std::count_if(o.begin(), o.end(), [](double x) { return !std::isnan(x); });
+                EXPECT_EQ(numbers, 0) << "head " << h << ", largest " << *std::max_element(o.begin(), o.end());
+                EXPECT_EQ(got.row_status[b][static_cast<size_t>(h)], LLA_ROW_NAN) << "head " << h;
+              }
+            }
+          }
         }
       }
     }

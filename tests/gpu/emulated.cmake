@@ -12,7 +12,7 @@ lla_emulated_test(decode_rows ${decode}.PagesOfAnySize/sm90 ${decode}.StridesTyp
   Implementations/Decode.OutputsBeyondTheirType/sm90)
 lla_emulated_test(decode_bundles ${decode}.SeveralQueriesGroupsWindowsAndPadding/sm90 ${decode}.QueriesOfEveryNumber/sm90)
 lla_emulated_test(decode_bits ${decode}.RowsOfAKeyHeadKeepTheirBits/sm90 ${decode}.SameBitsAgain/sm90)
-lla_emulated_test(decode_statuses ${decode}.StatusesAreTrue/sm90)
+lla_emulated_test(decode_statuses ${decode}.StatusesAreTrue/sm90 ${decode}.NotFiniteAnywhere/sm90)
 lla_emulated_test(decode_peaked ${decode}.GroupsOfPeakedKinds/sm90)
 set(huge Kinds/ResidualTruth.OfOkRowsWithHugeLogits)
 lla_emulated_test(residuals ${huge}/sink ${huge}/two_channels ${huge}/queries20)

@@ -44,11 +44,11 @@ __device__ __forceinline__ void merge_row(const Params& p, int bundle, int i_row
   const float mean = plain / omega;
   float o = mean + fmaf(-omega_e, mean, with_e) / omega;
   if (omega == 0) o = 0;
-  if (invalid) o = NAN;
+  const bool bad = __syncthreads_or(!(fabsf(o) <= 3e38f) && j < p.value_dim);
+  if (invalid || bad) o = NAN;
   if (j < p.value_dim) {
     store_as(p.o.data, p.o.dtype, row_offset(p.o, record.batch, record.position, record.head) + j * p.o.stride[3], o);
   }
-  const bool bad = __syncthreads_or(!(fabsf(o) <= 3e38f) && j < p.value_dim);
   const bool outgrown = __syncthreads_or(fabsf(o) >= least_infinite(p.o.dtype) && j < p.value_dim);
   if (j != 0) return;
   if (invalid || bad) {

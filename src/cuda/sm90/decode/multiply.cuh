@@ -114,6 +114,22 @@ struct Accumulators {
   }
 };
 
+// Whether a warp finds something that is not finite in its share of a piece, which says so though it does not count.
+template <class C>
+__device__ __forceinline__ bool poisoned(const unsigned char* piece) {
+  bool found = false;
+#pragma unroll 1
+  for (int part = 0; part < 2 * C::kParts; ++part) {
+    const unsigned char* const rows = piece + part % C::kParts * C::kPartBytes + (part < C::kParts ? 0 : C::kValues);
+#pragma unroll 1
+    for (int word = threadIdx.x % 128; word < C::kPieceKeys * 32; word += 128) {
+      const uint32_t exponents = reinterpret_cast<const uint32_t*>(rows)[word] & 0x7c007c00;
+      found |= (exponents & 0xffff) == 0x7c00 || exponents >> 16 == 0x7c00;
+    }
+  }
+  return __any_sync(0xffffffffu, found);
+}
+
 template <class C, int kRowBlock>
 __device__ __forceinline__ void multiply_stages(Shared<C>& s, const Params& p) {
   constexpr int kSteps = C::kStageKeys / 16, kPieceSteps = kSteps / C::kPieces;
@@ -184,7 +200,10 @@ __device__ __forceinline__ void multiply_stages(Shared<C>& s, const Params& p) {
 #pragma unroll 1
       for (int piece = 0; piece < (end ? 1 : C::kPieces); ++piece) {
         const int max = piece == 0 ? maxima[0] : maxima[1];
-        if (acc_max - max > 20) continue;  // weights of less than 2^-34 of those in the sums
+        if (acc_max - max > 20) {  // weights of less than 2^-34 of those in the sums
+          if (poisoned<C>(s.stage[stage] + piece * C::kPieceKeys * 128)) acc.scale(NAN);
+          continue;
+        }
         if (max != acc_max) acc.scale(four_to(acc_max - max));
         acc_max = max;
         acc.pin_all();
