@@ -31,4 +31,16 @@ std::vector<RealCase> real_cases() {
   return cases;
 }
 
+Inputs last_rows(const RealCase& head, int64_t rows, int64_t keys) {
+  const auto part = [](const std::vector<double>& from, int64_t first, int64_t count, int64_t width) {
+    return std::vector<double>(from.begin() + first * width, from.begin() + (first + count) * width);
+  };
+  Inputs last;
+  last.q = part(head.inputs.q, keys - rows, rows, head.spec.dim);
+  last.k = part(head.inputs.k, 0, keys, head.spec.dim);
+  last.v = part(head.inputs.v, 0, keys, head.spec.value_dim);
+  last.ridge = part(head.inputs.ridge, keys - rows, rows, 1);
+  return last;
+}
+
 }  // namespace lla::test

@@ -18,4 +18,7 @@ struct RealCase {
 // Throws std::runtime_error when the file cannot be read.
 std::vector<RealCase> real_cases();
 
+// The last `rows` queries of a head's first `keys` keys, as decoding sees them.
+Inputs last_rows(const RealCase& head, int64_t rows, int64_t keys);
+
 }  // namespace lla::test

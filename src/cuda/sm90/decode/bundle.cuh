@@ -18,7 +18,8 @@ struct BundleShared {
     float sums[C::kWarps][kPublished][2 * C::kDim];
   };
   GivenXHead heads[C::kWarps][kPublished];
-  Unit unit[2];  // at work, and the next; local is -1 behind the last
+  float value[C::kWarps];  // see note_value
+  Unit unit[2];            // at work, and the next; local is -1 behind the last
   Walk walk;
   Barrier loaded[C::kWarps][C::kRawSlots];
 
@@ -119,8 +120,33 @@ struct BundlePass {
     }
   }
 
+  // How large values are, for the status: the largest of this warp's first keys that all rows see.
+  __device__ __forceinline__ void note_value(const Feed<C>& feed, const Unit& u) {
+    const int lane = threadIdx.x % 32, first = Feed<C>::first_of(u, 0), key = first + lane % 16;
+    uint32_t largest = 0;  // bits without sign, which are in order
+    if (first < u.keys.end) {
+      const unsigned char* const values = feed.ring.look().values;
+      const bool seen = key >= common.begin && key < common.end;
+#pragma unroll 1
+      for (int chunk = lane / 16; seen && chunk < C::kChunks; chunk += 2) {
+        const uint4 v = *reinterpret_cast<const uint4*>(values + raw_offset<C::kBoxBytes>(lane % 16, chunk));
+        for (const uint32_t pair : {v.x, v.y, v.z, v.w}) {
+          largest = ::max(largest, ::max(pair & 0x7fff, pair >> 16 & 0x7fff));
+        }
+      }
+    }
+    largest = __reduce_max_sync(0xffffffffu, largest);
+    if (lane == 0) s.value[threadIdx.x / 32] = widen_pair<C::kBf16>(largest).x;
+  }
+  __device__ __forceinline__ float value() const {
+    float largest = 0;
+    for (int w = 0; w < C::kWarps; ++w) largest = fmaxf(largest, s.value[w]);
+    return largest;
+  }
+
   __device__ __forceinline__ void stream(Feed<C>& feed, const Unit& u, const Unit& next) {
     feed.fill(p, u, next);
+    if (C::kBf16 && p.solved_x) note_value(feed, u);
 #pragma unroll 1
     for (int n = 0; Feed<C>::first_of(u, n) < u.keys.end; ++n) {
       const int first = Feed<C>::first_of(u, n);
@@ -172,7 +198,7 @@ struct BundlePass {
       }
       float* const out = partial + (first + row) * given_x_row_floats(C::kDim);
       out[kGivenXHead + d] = sum;
-      if (d == 0) *reinterpret_cast<GivenXHead*>(out) = {top, omega, omega_e, reference, wrong};
+      if (d == 0) *reinterpret_cast<GivenXHead*>(out) = {top, omega, omega_e, reference, wrong, value()};
     }
     __syncthreads();
   }

@@ -60,6 +60,7 @@ Status forward(const core::ForwardCall& call, const core::Plan& plan) {
   const Form form = form_of(p);
   if (form != Form::moments) return run(form);
   params.solved_x = reinterpret_cast<float*>(static_cast<std::byte*>(call.workspace) + workspace(p, plan.workers).x);
+  params.solved_terms = params.solved_x + most_decoded_rows(p) * kernel_dim(p);
   LLA_RETURN_IF_ERROR(run(form));
   return run(Form::bundles);
 }

@@ -155,7 +155,7 @@ struct GivenXWarp {
         all = fmaf(factor, s.heads[w].omega, all);
         all_e = fmaf(factor, fmaf(s.heads[w].centre - reference, s.heads[w].omega, s.heads[w].omega_e), all_e);
       }
-      *reinterpret_cast<GivenXHead*>(partial) = {top, all, all_e, reference, wrong};
+      *reinterpret_cast<GivenXHead*>(partial) = {top, all, all_e, reference, wrong, 0};
     }
     __syncthreads();
   }

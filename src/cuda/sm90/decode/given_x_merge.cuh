@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/common/convert.cuh"
+#include "cuda/sm90/decode/doubt.cuh"
 #include "cuda/sm90/decode/walk.cuh"
 
 namespace lla::cuda::sm90::decode {
@@ -10,6 +11,7 @@ namespace lla::cuda::sm90::decode {
 struct GivenXHead {
   float max, omega, omega_e, centre;  // max in log2 units; omega_e = Σ w (e - centre)
   int32_t invalid;
+  float value;  // the largest |v| of some keys; of two passes
 };
 // Puts the parts of a row of a bundle together: a thread a column. kBundle: rows whose sums lie together.
 template <int kDim, int kBundle>
@@ -23,12 +25,13 @@ __device__ __forceinline__ void merge_row(const Params& p, int bundle, int i_row
   const auto head = [&](int i) -> const GivenXHead& { return *reinterpret_cast<const GivenXHead*>(part_of(i)); };
   float top = -INFINITY;
   bool invalid = record.invalid;
-  float reference = 0;
+  float reference = 0, value = 0;
 #pragma unroll 4
   for (int i = 0; i < parts; ++i) {
     const GivenXHead h = head(i);
     if (h.max > top) top = h.max, reference = h.centre;
     invalid |= h.invalid != 0;
+    value = fmaxf(value, h.value);
   }
   float plain = 0, with_e = 0, omega = 0, omega_e = 0;
 #pragma unroll 4
@@ -50,10 +53,15 @@ __device__ __forceinline__ void merge_row(const Params& p, int bundle, int i_row
     store_as(p.o.data, p.o.dtype, row_offset(p.o, record.batch, record.position, record.head) + j * p.o.stride[3], o);
   }
   const bool outgrown = __syncthreads_or(fabsf(o) >= least_infinite(p.o.dtype) && j < p.value_dim);
+  bool doubtful = false;
+  if (p.solved_x) {
+    const float least = kOfTwoPasses * least_output(p.solved_terms[record.number], value);
+    doubtful = !__syncthreads_or(fabsf(o) >= least && j < p.value_dim);
+  }
   if (j != 0) return;
   if (invalid || bad) {
     report_row(p, record, invalid ? LLA_ROW_INVALID : LLA_ROW_NAN);
-  } else if (outgrown) {
+  } else if (outgrown || doubtful) {
     report_row(p, record, LLA_ROW_BREAKDOWN);
   } else if (!p.solved_x) {  // otherwise the solve has said it
     report_row(p, record, LLA_ROW_OK);

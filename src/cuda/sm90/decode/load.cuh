@@ -261,10 +261,14 @@ struct Ring {
     }
   }
 
-  // The oldest tile asked for, once it is there. Rows that are not in `seen` are zeros.
-  __device__ __forceinline__ RawTile take(uint32_t seen) {
-    const RawTile here = tile(taken);
+  // The oldest tile asked for, once it is there.
+  __device__ __forceinline__ RawTile look() const {
     barrier(taken).wait((taken / C::kRawSlots) & 1);
+    return tile(taken);
+  }
+  // The same, and the next is the oldest. Rows that are not in `seen` are zeros.
+  __device__ __forceinline__ RawTile take(uint32_t seen) {
+    const RawTile here = look();
     ++taken;
     show(here, seen);
     return here;

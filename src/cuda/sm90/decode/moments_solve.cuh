@@ -1,4 +1,5 @@
-// Between two passes: the parts of a row put together and solved for x, which the second pass reads.
+// Between two passes: the parts of a row put together and solved for x, which the second pass reads, and for the size of
+// the terms of k.x, by which it knows whether it can trust its sums.
 #pragma once
 
 #include "cuda/sm90/decode/solve.cuh"
@@ -32,10 +33,16 @@ __global__ void __launch_bounds__(kSolveThreads, kCluster > 1 ? 1 : solves_at_on
   if (invalid || solve.total == 0) {  // not usable, or no key
     if (rank != 0) return;
     if (threadIdx.x < kDim) to[threadIdx.x] = 0;
-    if (threadIdx.x == 0) solve.report(invalid ? LLA_ROW_INVALID : LLA_ROW_OK);
+    if (threadIdx.x == 0) {
+      p.solved_terms[record.number] = 0;
+      solve.report(invalid ? LLA_ROW_INVALID : LLA_ROW_OK);
+    }
     return;
   }
   solve.means();
+  if (rank == 0 && threadIdx.x < kDim) {
+    s.raw_mean[threadIdx.x] = sqrtf(solve.stream / solve.total) * (solve.reference + s.stream_mean[threadIdx.x]);
+  }
   Square<kDim>* first = &s.square;
   if constexpr (kCluster > 1) first = cluster.map_shared_rank(first, 0);
   solve.covariance(*first, keys);
@@ -45,7 +52,11 @@ __global__ void __launch_bounds__(kSolveThreads, kCluster > 1 ? 1 : solves_at_on
   const bool finite = threadIdx.x >= kDim || fabsf(s.x[threadIdx.x]) <= 3e38f;
   const bool nan = __syncthreads_or(!finite) || s.bad;
   if (threadIdx.x < kDim) to[threadIdx.x] = nan ? NAN : s.x[threadIdx.x];
-  if (threadIdx.x == 0) solve.report(nan ? LLA_ROW_NAN : broken ? LLA_ROW_BREAKDOWN : LLA_ROW_OK);
+  if (threadIdx.x >= 32) return;
+  const float terms = solve.terms(s.raw_mean);
+  if (threadIdx.x != 0) return;
+  p.solved_terms[record.number] = terms;
+  solve.report(nan ? LLA_ROW_NAN : broken ? LLA_ROW_BREAKDOWN : LLA_ROW_OK);
 }
 
 }  // namespace lla::cuda::sm90::decode

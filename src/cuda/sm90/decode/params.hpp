@@ -39,7 +39,8 @@ struct Params : Shape {
   bool keys_are_shared;
   float half_scale;  // scale log2(e) / 2: logits in units of sqrt(w)
   // workspace
-  float* solved_x;  // of every decoded row, where a first pass has solved for it; otherwise x
+  // Of every decoded row, where a first pass has solved for it (otherwise x): x, and the size of the terms of k.x.
+  float *solved_x, *solved_terms;
   float* partials;
   RowRecord* records;
   int32_t* live_rows;

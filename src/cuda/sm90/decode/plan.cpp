@@ -64,13 +64,13 @@ int64_t most_bundles(const Problem& p, Form form) {
   return key_heads * std::min(of_a_head, of_a_head / bundle + p.batch);
 }
 
-// Of two passes each has the workspace for itself, but for x.
+// Of two passes each has the workspace for itself, but for x and the size of its terms.
 Workspace workspace(const Problem& p, int multiprocessors) {
   const Form form = form_of(p);
   const int64_t first = layout_of(p, form, multiprocessors).size;
   if (form != Form::moments) return {0, first};
   const int64_t x = (std::max(first, layout_of(p, Form::bundles, multiprocessors).size) + 255) / 256 * 256;
-  return {x, x + most_decoded_rows(p) * kernel_dim(p) * int64_t{sizeof(float)}};
+  return {x, x + most_decoded_rows(p) * (kernel_dim(p) + 1) * int64_t{sizeof(float)}};
 }
 
 int64_t pieces_of_rows(const Problem& p) {

@@ -4,17 +4,10 @@
 
 #include <cooperative_groups.h>
 
+#include "cuda/sm90/decode/doubt.cuh"
 #include "cuda/sm90/decode/merge.cuh"
 
 namespace lla::cuda::sm90::decode {
-
-// A row whose output may be off by a hundredth by what its sums have lost says so. Sums in fp32 on tensor cores keep some
-// twenty bits: of E = (k - mean).x they leave 2^-20 of the root of Σ (diagonal before the mean was taken off) x²
-// undecided, and the output shows that times the size of a value. The limit is from an H200
-// (docs/notebook/2026-11-16-hopper-decode.md).
-inline constexpr float kSumNoise = 0x1p-20f;
-inline constexpr float kMostNoise = 1.6e-2f;
-inline constexpr float kUsualOfLargest = 0.42f;  // a usual value over a usual output, from the largest of both
 
 template <int kDim, int kCluster, int kBundle = 1>
 struct RowSolve : RowParts<kDim, kCluster, kBundle> {
@@ -140,15 +133,22 @@ struct RowSolve : RowParts<kDim, kCluster, kBundle> {
       atomicMax(largest, __float_as_uint(fabsf(o)));
     }
   }
-  // Whether what the sums have lost may show in the output. By a warp of the first block.
-  __device__ bool doubtful() const {
+  // The size of the terms of E = (k - mean).x. `mean`: of the keys as they are, where E is summed up from those, by
+  // another pass. By a warp of the first block.
+  __device__ float terms(const float* mean = nullptr) const {
     float squares = 0;
 #pragma unroll
-    for (int d = lane; d < kDim; d += 32) squares = fmaf(s.matrix.start[d] * s.x[d], s.x[d], squares);
-    squares = warp_reduce(squares, [](float a, float b) { return a + b; });
+    for (int d = lane; d < kDim; d += 32) {
+      const float square = mean ? fmaf(mean[d], mean[d], s.matrix.start[d]) : s.matrix.start[d];
+      squares = fmaf(square * s.x[d], s.x[d], squares);
+    }
+    return sqrtf(warp_reduce(squares, [](float a, float b) { return a + b; }));
+  }
+  // Whether what the sums have lost may show in the output. By a warp of the first block.
+  __device__ bool doubtful() const {
     const float value = 0x1p-3f / value_scale;  // above the largest, by up to two
     const float output = __uint_as_float(s.largest_output);
-    return output > 0 && kSumNoise * kUsualOfLargest * sqrtf(squares) * value > kMostNoise * output;
+    return output > 0 && output < least_output(terms(), value);
   }
   __device__ bool outgrown() const { return __uint_as_float(s.largest_output) >= least_infinite(p.o.dtype); }
   __device__ void store(int j, float o) {
