@@ -55,7 +55,6 @@ struct Block {
   Index index;
   int rank = 0;
   unsigned char* shared = nullptr;
-  size_t shared_bytes = 0;
   int alive = 0;
   NamedBarrier barriers[kNamedBarriers];
   std::vector<std::unique_ptr<Warp>> warps;
@@ -512,7 +511,6 @@ void run(const Launch& launch) {
       block->index = {n % launch.grid.x, n / launch.grid.x % launch.grid.y, n / launch.grid.x / launch.grid.y};
       block->rank = rank;
       block->shared = shared_memory(rank);
-      block->shared_bytes = launch.shared_bytes;
       block->alive = static_cast<int>(threads);
       allow(block->shared, kSharedBytes);
       std::memset(block->shared, 0xff, launch.shared_bytes);  // NaN

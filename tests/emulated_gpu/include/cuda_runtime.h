@@ -67,7 +67,6 @@ inline double __hiloint2double(int high, int low) {
 inline float __frcp_rn(float x) { return 1 / x; }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
-inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
   const uint64_t both = static_cast<uint64_t>(y) << 32 | x;
   unsigned out = 0;
@@ -205,7 +204,6 @@ inline unsigned __ballot_sync(unsigned mask, int mine) {
   });
 }
 inline int __any_sync(unsigned mask, int mine) { return __ballot_sync(mask, mine) != 0; }
-inline int __all_sync(unsigned mask, int mine) { return __ballot_sync(mask, mine == 0) == 0; }
 template <class T>
 T __reduce_max_sync(unsigned mask, T x) {
   emulated::all_threads(mask);

@@ -8,7 +8,7 @@ namespace lla::cuda::sm90::decode {
 
 inline constexpr float kSumNoise = 0x1p-20f;
 inline constexpr float kMostNoise = 1.6e-2f;
-inline constexpr float kOfTwoPasses = 1.25f;  // both have lost something
+inline constexpr float kOfTwoPasses = 1.25f;     // both have lost something
 inline constexpr float kUsualOfLargest = 0.42f;  // a usual value over a usual output, from the largest of both
 
 // A row whose largest |o| is below this is doubtful. `value`: the largest |v|, or about that.

@@ -25,11 +25,7 @@ __global__ void __launch_bounds__(kSolveThreads, kCluster > 1 ? 1 : solves_at_on
   Solve solve(s, p, record, bundle, rank, of_bundle);
   float* const to = p.solved_x + int64_t{record.number} * kDim;
   float4 keys[Solve::kKeyTiles];
-  solve.load_keys(keys, 0);
-  solve.ask_for_means();
-  if (rank == 0) solve.ask(kBf16 ? DType::bf16 : DType::f16);
-  if (threadIdx.x == 0) s.bad = 0;
-  const bool invalid = solve.weigh();
+  const bool invalid = solve.begin(keys, kBf16 ? DType::bf16 : DType::f16);
   if (invalid || solve.total == 0) {  // not usable, or no key
     if (rank != 0) return;
     if (threadIdx.x < kDim) to[threadIdx.x] = 0;

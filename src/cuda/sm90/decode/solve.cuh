@@ -17,6 +17,15 @@ struct RowSolve : RowParts<kDim, kCluster, kBundle> {
   using Parts::strip, Parts::sub, Parts::total, Parts::stream, Parts::key_scale, Parts::value_scale;
   float ridge = INFINITY, q = 0, reference = 0;  // of this thread's column
 
+  // Asks at once for everything that waits for nothing else, the first part's tiles among it, and weighs the parts.
+  // Returns whether the row is not usable.
+  __device__ __forceinline__ bool begin(float4 (&keys)[Parts::kKeyTiles], DType dtype) {
+    this->load_keys(keys, 0);
+    this->ask_for_means();
+    if (rank == 0) ask(dtype);
+    if (thread == 0) s.bad = 0, s.largest_output = 0;
+    return this->weigh();
+  }
   // Asks for the query, the ridge and the reference key. By the first block.
   __device__ __forceinline__ void ask(DType dtype) {
     if (thread < kDim) reference = this->vector(0, 0)[thread];
@@ -181,13 +190,8 @@ __global__ void __launch_bounds__(kSolveThreads, kCluster > 1 ? 1 : solves_at_on
   if (p.decide_by_live_rows && (live <= few_rows(p.multiprocessors)) != (kCluster > 1)) return;
   using Solve = RowSolve<kDim, kCluster>;
   Solve solve(s, p, record, row, rank);
-  // Everything that waits for nothing else is asked for at once.
   float4 keys[Solve::kKeyTiles];
-  solve.load_keys(keys, 0);
-  solve.ask_for_means();
-  if (rank == 0) solve.ask(kBf16 ? DType::bf16 : DType::f16);
-  if (threadIdx.x == 0) s.bad = 0, s.largest_output = 0;
-  const bool invalid = solve.weigh();
+  const bool invalid = solve.begin(keys, kBf16 ? DType::bf16 : DType::f16);
   if (invalid) return solve.only(NAN, LLA_ROW_INVALID);
   if (solve.total == 0) return solve.only(0, LLA_ROW_OK);  // no key
   solve.means();
