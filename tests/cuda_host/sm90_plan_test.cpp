@@ -159,9 +159,10 @@ TEST(Sm90Plan, TwoPassesForSolvedRowsThatShareKeys) {
   EXPECT_NE(noted(p, "decode").find("8 from a second"), std::string::npos) << noted(p, "decode");
   EXPECT_EQ(decode::most_bundles(p, decode::Form::moments), 32 * 8 * 2) << "two rows a bundle";
   EXPECT_EQ(decode::most_bundles(p, decode::Form::bundles), 32 * 8) << "eight in the second pass";
-  // x of every row lies behind the sums of either pass, wherever they end.
+  // x of every row lies behind the sums of either pass, wherever they end, and the size of its terms behind that.
   const decode::Workspace at = decode::workspace(p, 132);
-  EXPECT_EQ(at.size - at.x, 32 * 8 * 4 * 128 * 4);
+  EXPECT_EQ(at.terms - at.x, 32 * 8 * 4 * 128 * 4);
+  EXPECT_EQ(at.size - at.terms, 32 * 8 * 4 * 4);
   EXPECT_EQ(at.x % 256, 0);
   EXPECT_LE(at.x, int64_t{65} << 20);
   EXPECT_EQ(static_cast<size_t>(at.size), plan(p, kH200).workspace_bytes);

@@ -59,8 +59,11 @@ Status forward(const core::ForwardCall& call, const core::Plan& plan) {
   };
   const Form form = form_of(p);
   if (form != Form::moments) return run(form);
-  params.solved_x = reinterpret_cast<float*>(static_cast<std::byte*>(call.workspace) + workspace(p, plan.workers).x);
-  params.solved_terms = params.solved_x + most_decoded_rows(p) * kernel_dim(p);
+  const Workspace at = workspace(p, plan.workers);
+  const auto floats_at = [&](int64_t byte) {
+    return reinterpret_cast<float*>(static_cast<std::byte*>(call.workspace) + byte);
+  };
+  params.solved_x = floats_at(at.x), params.solved_terms = floats_at(at.terms);
   LLA_RETURN_IF_ERROR(run(form));
   return run(Form::bundles);
 }

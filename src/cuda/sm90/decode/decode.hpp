@@ -20,7 +20,7 @@ Form form_of(const core::Problem& problem);
 // Of rows that make one pass, at most; rows where each makes its own.
 int64_t most_bundles(const core::Problem& problem, Form form);
 struct Workspace {
-  int64_t x;  // where x lies that two passes share
+  int64_t x, terms;  // where x and the size of the terms of k.x lie that two passes share
   int64_t size;
 };
 Workspace workspace(const core::Problem& problem, int multiprocessors);

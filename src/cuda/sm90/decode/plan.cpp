@@ -68,9 +68,10 @@ int64_t most_bundles(const Problem& p, Form form) {
 Workspace workspace(const Problem& p, int multiprocessors) {
   const Form form = form_of(p);
   const int64_t first = layout_of(p, form, multiprocessors).size;
-  if (form != Form::moments) return {0, first};
+  if (form != Form::moments) return {0, 0, first};
   const int64_t x = (std::max(first, layout_of(p, Form::bundles, multiprocessors).size) + 255) / 256 * 256;
-  return {x, x + most_decoded_rows(p) * (kernel_dim(p) + 1) * int64_t{sizeof(float)}};
+  const int64_t column = most_decoded_rows(p) * int64_t{sizeof(float)}, terms = x + kernel_dim(p) * column;
+  return {x, terms, terms + column};
 }
 
 int64_t pieces_of_rows(const Problem& p) {
