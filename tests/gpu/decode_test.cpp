@@ -27,9 +27,12 @@ void add_sinks(const CacheSpec& spec, std::vector<Inputs>& inputs) {
         double squares = 0;
         const auto at = [&](int64_t d) { return static_cast<size_t>((key * spec.heads_kv + head) * spec.dim + d); };
         for (int64_t d = 0; d < spec.dim; ++d) squares += std::pow(inputs[b].k[at(d)] *= 8, 2);
-        for (int64_t d = 0; d < spec.dim; ++d) {
-          double& q = inputs[b].q[static_cast<size_t>(head * spec.dim + d)];
-          q = rounded(q + inputs[b].k[at(d)] / squares * lean, spec.dtype);
+        const int64_t group = spec.heads_q / spec.heads_kv;
+        for (int64_t of_head = head * group; of_head < (head + 1) * group; ++of_head) {
+          for (int64_t d = 0; d < spec.dim; ++d) {
+            double& q = inputs[b].q[static_cast<size_t>(of_head * spec.dim + d)];
+            q = rounded(q + inputs[b].k[at(d)] / squares * lean, spec.dtype);
+          }
         }
       }
     }

@@ -26,8 +26,7 @@ struct SolveShared {
   float pieces[kPiecesAtOnce][kDim];
   float mean_key[kDim], stream_mean[kDim], from_mean[kDim], x[kDim];
   float mean_value[kDim], value_sum[kDim];
-  float raw_mean
-      [kDim];  // of two passes: the mean of the keys as they are, but the heaviest, times the root of its weight
+  float raw_mean[kDim];  // of two passes: of the keys as they are but the heaviest, times the root of their weight
   float output[kDim / 16][kOutputSums][16];
   float stream_x, from_mean_x;
   int32_t bad;
