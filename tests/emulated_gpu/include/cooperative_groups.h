@@ -8,7 +8,7 @@ struct cluster_group {
   static void sync() { emulated::cluster_sync(); }
   template <class T>
   static T* map_shared_rank(T* pointer, int rank) {
-    return static_cast<T*>(emulated::of_other_block(pointer, rank));
+    return static_cast<T*>(emulated::of_other_block(const_cast<void*>(static_cast<const void*>(pointer)), rank));
   }
 };
 inline cluster_group this_cluster() { return {}; }

@@ -52,6 +52,50 @@ struct GradientsBlock {
   }
 };
 
+// What a thread knows of its element of a row: the ridge, as it is and in the units of the matrix, the right-hand side, and
+// the matrix's diagonal as it was summed up.
+struct Element {
+  float ridge = INFINITY, scaled = INFINITY, rhs = 0, uncentred = 0;
+};
+
+// Ridge, right-hand side and limits of the pivots; an infinite ridge takes its element out. `flags`: room for one number
+// of each. Returns whether no pivot can come near to what is reported: each is at least its ridge.
+template <int kDim>
+__device__ bool prepare_row(Square<kDim>& square, Matrix<kDim>& m, const Element& own, float* flags) {
+  const int d = threadIdx.x;
+  bool removed = false, safe = true;
+  if (d < kDim) {
+    removed = !(own.scaled <= 3e38f) && own.ridge >= 0;
+    square.at(d, d) = removed ? 1 : square.at(d, d) + own.scaled;
+    m.rhs[d] = removed ? 0 : own.rhs;
+    m.start[d] = removed ? 1 : own.uncentred + own.scaled;
+    m.limit[d] = m.start[d] * (own.ridge > 0 ? 0x1p-20f : 0x1p-16f);
+    flags[d] = removed;
+    safe = removed || own.scaled > 2 * kLeastPivot * m.start[d];
+  }
+  const bool all_safe = __syncthreads_and(safe);
+  if (__syncthreads_or(removed)) {
+#pragma unroll 1
+    for (int e = threadIdx.x; e < kDim * kDim; e += kSolveThreads) {
+      const int row = e / kDim, column = e % kDim;
+      if (column != row && (flags[row] != 0 || flags[column] != 0)) square.at(row, column) = 0;
+    }
+  }
+  return all_safe;
+}
+
+// The size of the terms of E = (k - mean).x, by a warp. `mean`: of the keys as they are, where E is summed up from those.
+template <int kDim>
+__device__ __forceinline__ float size_of_terms(const Matrix<kDim>& m, const float* x, const float* mean = nullptr) {
+  float squares = 0;
+#pragma unroll
+  for (int d = threadIdx.x % 32; d < kDim; d += 32) {
+    const float square = mean ? fmaf(mean[d], mean[d], m.start[d]) : m.start[d];
+    squares = fmaf(square * x[d], x[d], squares);
+  }
+  return sqrtf(warp_sum(squares));
+}
+
 // x = A⁻¹ rhs. `square` lies over the parts of `m` that the elimination makes. Begins and ends with a barrier. Returns
 // whether it took the elimination, whose pivots then tell of the matrix.
 template <int kDim>

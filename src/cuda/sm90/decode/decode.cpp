@@ -50,6 +50,13 @@ Status forward(const core::ForwardCall& call, const core::Plan& plan) {
   const Problem& p = call.problem;
   Params params = params_of(call);
   params.multiprocessors = plan.workers;
+  if (const ShortCaches caches = short_caches(p, plan.workers); caches.cluster > 0) {
+    params.short_keys = caches.keys;
+    LLA_RETURN_IF_ERROR(describe_cache(params, kAlign));
+    LLA_RETURN_IF_ERROR(
+        launch_short(params, kernel_dim(p), caches.cluster, static_cast<cudaStream_t>(call.stream)));
+    if (params.max_length <= caches.keys) return {};
+  }
   const auto run = [&](Form form) -> Status {
     LLA_RETURN_IF_ERROR(describe_cache(params, box_keys(form, kernel_dim(p))));
     params.bundle = bundle_of(form, kernel_dim(p));

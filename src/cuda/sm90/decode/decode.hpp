@@ -25,6 +25,13 @@ struct Workspace {
 };
 Workspace workspace(const core::Problem& problem, int multiprocessors);
 int64_t pieces_of_rows(const core::Problem& problem);  // at most, under batch_invariant; else 0
+// Calls of few key heads, whose caches are often short: how many blocks share a key head, and up to how many keys that is
+// the way. 0: it never is.
+struct ShortCaches {
+  int cluster;
+  int32_t keys;
+};
+ShortCaches short_caches(const core::Problem& problem, int multiprocessors);
 std::string refuse(const core::Problem& problem, const core::Machine& machine);
 core::Plan plan(const core::Problem& problem, const core::Machine& machine);
 core::Notes notes(const core::Problem& problem, const core::Plan& plan);

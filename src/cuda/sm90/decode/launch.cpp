@@ -45,4 +45,8 @@ Status launch(const Launch& call) {
   return call.dim == 64 ? launch_in<64>(call) : launch_in<128>(call);
 }
 
+Status launch_short(const Params& p, int dim, int cluster, cudaStream_t stream) {
+  return dim == 64 ? launch_short<64>(p, cluster, stream) : launch_short<128>(p, cluster, stream);
+}
+
 }  // namespace lla::cuda::sm90::decode

@@ -33,6 +33,8 @@ constexpr int box_keys(Form form, int dim) {
 }
 
 Status launch(const Launch& call);
+// The kernel for short caches, in clusters of so many blocks: does nothing where one is longer.
+Status launch_short(const Params& p, int dim, int cluster, cudaStream_t stream);
 
 template <int kDim, bool kBf16>
 Status launch_solved(const Launch& call);
@@ -40,5 +42,7 @@ template <int kDim, bool kBf16>
 Status launch_given_x(const Launch& call);
 template <int kDim>
 Status launch_moments(const Launch& call);  // of bf16
+template <int kDim>
+Status launch_short(const Params& p, int cluster, cudaStream_t stream);  // of bf16
 
 }  // namespace lla::cuda::sm90::decode

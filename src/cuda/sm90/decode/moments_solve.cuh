@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kSolveThreads, kCluster > 1 ? 1 : solves_at_on
   const bool nan = __syncthreads_or(!finite) || s.bad;
   if (threadIdx.x < kDim) to[threadIdx.x] = nan ? NAN : s.x[threadIdx.x];
   if (threadIdx.x >= 32) return;
-  const float terms = solve.terms(s.raw_mean);
+  const float terms = size_of_terms(s.matrix, s.x, s.raw_mean);
   if (threadIdx.x != 0) return;
   p.solved_terms[record.number] = terms;
   solve.report(nan ? LLA_ROW_NAN : broken ? LLA_ROW_BREAKDOWN : LLA_ROW_OK);

@@ -37,6 +37,8 @@ struct Params : Shape {
   // Rows may share keys, which L2 then keeps. Otherwise keys go first: partials, to which sums are added again and again,
   // would be pushed out by them.
   bool keys_are_shared;
+  // Where all caches are up to so long (0: never), one kernel does everything and the others nothing.
+  int32_t short_keys;
   float half_scale;  // scale log2(e) / 2: logits in units of sqrt(w)
   // workspace
   // Of every decoded row, where a first pass has solved for it (otherwise x): x, and the size of the terms of k.x.

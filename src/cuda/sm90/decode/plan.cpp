@@ -4,6 +4,7 @@
 #include "cuda/sm90/decode/decode.hpp"
 #include "cuda/sm90/decode/partials.hpp"
 #include "cuda/sm90/decode/schedule.hpp"
+#include "cuda/sm90/decode/short.hpp"
 #include "cuda/tensor/cache_parts.hpp"
 
 namespace lla::cuda::sm90::decode {
@@ -76,6 +77,16 @@ Workspace workspace(const Problem& p, int multiprocessors) {
 
 int64_t pieces_of_rows(const Problem& p) {
   return p.batch_invariant ? most_pieces(static_cast<int32_t>((p.seqlen_k + kGranule - 1) / kGranule)) : 0;
+}
+
+// f16 has no range for the sums that the blocks share. Ragged calls and batch_invariant ask for bits that do not depend on
+// what else is in the batch, this way follows from all lengths.
+ShortCaches short_caches(const Problem& p, int multiprocessors) {
+  const int64_t rows = p.group();
+  if (p.given_x() || p.dtype != DType::bf16 || p.packed || p.batch_invariant || p.seqlen_q != 1) return {0, 0};
+  const int cluster = cluster_of(p.batch * p.heads_kv, multiprocessors);
+  if (rows > kShortRows || rows > cluster) return {0, 0};
+  return {cluster, short_keys(static_cast<int>(rows), cluster)};
 }
 
 std::string refuse(const Problem& p, const core::Machine& m) {

@@ -39,34 +39,17 @@ struct RowSolve : RowParts<kDim, kCluster, kBundle> {
   // Ridge, right-hand side and limits of the pivots. By the first block. Returns whether no pivot can come near to what
   // is reported: each is at least its ridge.
   __device__ bool prepare() {
-    Matrix<kDim>& m = s.matrix;
-    Square<kDim>& square = s.square;
     __syncthreads();
     const int d = thread;
-    bool removed = false, bad = false, safe = true;
+    Element own;
     if (d < kDim) {
-      bad = !(ridge >= 0) || !(fabsf(q) <= 3e38f);
-      const float scaled = ridge * key_scale * key_scale;
-      removed = !(scaled <= 3e38f) && ridge >= 0;
-      const float mean = s.mean_key[d], diagonal = square.at(d, d);
-      square.at(d, d) = removed ? 1 : diagonal + scaled;
+      if (!(ridge >= 0) || !(fabsf(q) <= 3e38f)) s.bad = 1;
+      own.ridge = ridge, own.scaled = ridge * key_scale * key_scale;
+      own.rhs = (q - reference) * key_scale - s.mean_key[d];
       // What rounding is relative to: the sums before the mean was taken off.
-      m.rhs[d] = removed ? 0 : (q - reference) * key_scale - mean;
-      m.start[d] = removed ? 1 : fmaf(stream / total * s.stream_mean[d], s.stream_mean[d], diagonal) + scaled;
-      m.limit[d] = m.start[d] * (ridge > 0 ? 0x1p-20f : 0x1p-16f);
-      s.x[d] = removed;
-      safe = removed || scaled > 2 * kLeastPivot * m.start[d];
+      own.uncentred = fmaf(stream / total * s.stream_mean[d], s.stream_mean[d], s.square.at(d, d));
     }
-    if (bad) s.bad = 1;
-    const bool all_safe = __syncthreads_and(safe);
-    if (__syncthreads_or(removed)) {
-#pragma unroll 1
-      for (int e = thread; e < kDim * kDim; e += kSolveThreads) {
-        const int row = e / kDim, column = e % kDim;
-        if (column != row && (s.x[row] != 0 || s.x[column] != 0)) square.at(row, column) = 0;
-      }
-    }
-    return all_safe;
+    return prepare_row(s.square, s.matrix, own, s.x);
   }
   // x of the row, into s.x. By the first block. Returns whether a pivot was all rounding.
   __device__ bool solve() {
@@ -142,22 +125,11 @@ struct RowSolve : RowParts<kDim, kCluster, kBundle> {
       atomicMax(largest, __float_as_uint(fabsf(o)));
     }
   }
-  // The size of the terms of E = (k - mean).x. `mean`: of the keys as they are, where E is summed up from those, by
-  // another pass. By a warp of the first block.
-  __device__ float terms(const float* mean = nullptr) const {
-    float squares = 0;
-#pragma unroll
-    for (int d = lane; d < kDim; d += 32) {
-      const float square = mean ? fmaf(mean[d], mean[d], s.matrix.start[d]) : s.matrix.start[d];
-      squares = fmaf(square * s.x[d], s.x[d], squares);
-    }
-    return sqrtf(warp_reduce(squares, [](float a, float b) { return a + b; }));
-  }
   // Whether what the sums have lost may show in the output. By a warp of the first block.
   __device__ bool doubtful() const {
     const float value = 0x1p-3f / value_scale;  // above the largest, by up to two
     const float output = __uint_as_float(s.largest_output);
-    return output > 0 && output < least_output(terms(), value);
+    return output > 0 && output < least_output(size_of_terms(s.matrix, s.x), value);
   }
   __device__ bool outgrown() const { return __uint_as_float(s.largest_output) >= least_infinite(p.o.dtype); }
   __device__ void store(int j, float o) {

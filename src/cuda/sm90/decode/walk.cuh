@@ -24,6 +24,13 @@ __device__ __forceinline__ int32_t warp_prefix_max(int32_t x, int lane) {  // in
   return x;
 }
 
+// Whether all caches of a call are short (short.cuh). By a whole warp.
+__device__ __forceinline__ bool caches_are_short(const Params& p) {
+  bool is_long = false;
+  for (int b = threadIdx.x % 32; b < p.batch; b += 32) is_long |= clamp_to(p.lengths[b], 0, p.max_length) > p.short_keys;
+  return !__any_sync(0xffffffffu, is_long);
+}
+
 // What find_start looks at: 32 sequences, one a lane, and what comes before each of them.
 struct SequenceOfLane {
   Sequence sequence;
@@ -117,6 +124,10 @@ __device__ __forceinline__ Walk find_start_in(const Params& p, int block) {
 
 // By a whole warp.
 __device__ inline Walk find_start(const Params& p, int block) {
+  if (p.short_keys > 0 && caches_are_short(p)) {  // another kernel has done them
+    if (block == 0 && threadIdx.x % 32 == 0) *p.live_rows = 0;
+    return {};
+  }
   return p.cu_q ? find_start_in<true>(p, block) : find_start_in<false>(p, block);
 }
 
