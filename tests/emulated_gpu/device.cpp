@@ -74,6 +74,7 @@ struct Fiber : Thread {
   const void* event = nullptr;
   bool ended = false;
   std::vector<Copy> copies;
+  std::deque<std::vector<Copy>> groups;  // of copies, ended
   boost::context::stack_context stack;
   void* fake_stack = nullptr;  // AddressSanitizer's
 };
@@ -406,8 +407,20 @@ void do_copies(const std::vector<Copy>& copies) {
 
 void copy_ahead(void* to, const void* from, int bytes) { self().copies.push_back({to, from, bytes}); }
 void wait_copied_ahead() {
-  do_copies(self().copies);
+  end_group_ahead();
+  wait_groups_ahead(0);
+}
+// A group lands at once, or when somebody waits for it.
+void end_group_ahead() {
+  auto& groups = self().groups;
+  groups.push_back(std::move(self().copies));
   self().copies.clear();
+  if (draw(2) == 0) do_copies(groups.back()), groups.back().clear();
+}
+void wait_groups_ahead(int pending) {
+  for (auto& groups = self().groups; groups.size() > static_cast<size_t>(pending); groups.pop_front()) {
+    do_copies(groups.front());
+  }
 }
 void arrive_when_copied(TransactionBarrier& barrier) {
   land_later([&barrier, copies = std::move(self().copies)] {

@@ -76,6 +76,8 @@ void land_later(std::function<void()> copy);
 // Copies that a thread has asked for: until they are waited for, or an arrival follows them.
 void copy_ahead(void* to, const void* from, int bytes);
 void wait_copied_ahead();
+void end_group_ahead();
+void wait_groups_ahead(int pending);
 void arrive_when_copied(TransactionBarrier& barrier);
 
 // --- Tensor maps (include/cuda.h) -----------------------------------------------------------------------------------

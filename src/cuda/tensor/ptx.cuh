@@ -23,6 +23,13 @@ __device__ __forceinline__ void copy_ahead(void* to, const void* from, bool ther
 // Until this thread can read all it asked for.
 __device__ __forceinline__ void wait_copied_ahead() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// All it has asked for since the last group was ended is one; until all but the last kPending groups are there.
+__device__ __forceinline__ void end_group_ahead() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ __forceinline__ void wait_groups_ahead() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
 // The named barriers of a block. 0 is __syncthreads; no kernel uses two of the others that overlap.
 enum NamedBarrier : int {
   kWarpgroupBarrier = 1,  // + consumer warpgroup: its 128 threads

@@ -356,6 +356,7 @@ struct ShortHead {
 
   // Σ w v and Σ w e v of this block's keys, where the others find them. A thread has two columns, of every so many keys.
   __device__ void values() {
+    __syncthreads();
     if (warp < rows) {
       float sum = 0;
 #pragma unroll 2

@@ -16,6 +16,11 @@ inline uint32_t shared_address(const void* pointer) { return emulated::shared_ad
 
 inline void copy_ahead(void* to, const void* from, bool there) { emulated::copy_ahead(to, there ? from : nullptr, 16); }
 inline void wait_copied_ahead() { emulated::wait_copied_ahead(); }
+inline void end_group_ahead() { emulated::end_group_ahead(); }
+template <int kPending>
+void wait_groups_ahead() {
+  emulated::wait_groups_ahead(kPending);
+}
 
 enum NamedBarrier : int { kWarpgroupBarrier = 1, kConverterBarrier = 1, kPublishedBarrier = 1, kEliminatedBarrier = 2 };
 inline void named_sync(int id, int threads) { emulated::barrier_sync(id, threads, false); }
