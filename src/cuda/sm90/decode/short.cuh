@@ -302,45 +302,32 @@ struct ShortHead {
     return eliminated && thread < 32 && smallest_pivot(s.matrix) <= kLeastPivot;
   }
 
-  // The largest of 16-bit numbers without sign, as bits.
-  __device__ __forceinline__ static void note(uint32_t& largest, uint32_t word) {
-    largest = ::max(largest, ::max(word & 0x7fff, word >> 16 & 0x7fff));
-  }
-  __device__ __forceinline__ void tell(unsigned* largest, uint32_t mine) const {
-    mine = __reduce_max_sync(0xffffffffu, mine);
-    if (lane == 0) atomicMax(largest, mine);
-  }
-
   // e = (k - mean).x of every key and row, times its weight. Four threads a key; of two keys that lie in the same banks one
-  // begins with the other half of the chunks.
+  // begins with the other half of the chunks. What is not finite makes e so, and the row with it, whatever its weight.
   __device__ void along_x() {
     constexpr int kOwn = C::kChunks / 4;
     const int key = thread / 4, quarter = thread % 4;
-    uint32_t largest = 0;
     slabs.each(kCovariance + rows, [&](const unsigned char* slab, int from) {
       float e[kShortRows]{};
 #pragma unroll 1
       for (int i = 0; i < kOwn; ++i) {
         const int chunk = quarter + 4 * ((i + key) % kOwn);
         const uint4 words = *reinterpret_cast<const uint4*>(slab + raw_offset<C::kBlockBytes>(key, chunk));
-        float k[8];
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-          const uint32_t word = (&words.x)[n];
-          note(largest, word);
-          const float2 pair = widen_pair<true>(word);
-          k[2 * n] = pair.x, k[2 * n + 1] = pair.y;
-        }
+        const float2 k[4]{widen_pair<true>(words.x), widen_pair<true>(words.y), widen_pair<true>(words.z),
+                          widen_pair<true>(words.w)};
 #pragma unroll
         for (int row = 0; row < kShortRows; ++row) {
           if (row >= rows) break;
+          float sum = e[row], more = 0;
 #pragma unroll
           for (int half = 0; half < 2; ++half) {
+            const float2 a = k[2 * half], b = k[2 * half + 1];
             const float4 mean = *reinterpret_cast<const float4*>(&s.whole_mean[row][8 * chunk + 4 * half]);
             const float4 x = *reinterpret_cast<const float4*>(&s.x[row][8 * chunk + 4 * half]);
-            e[row] = fmaf(k[4 * half] - mean.x, x.x, e[row]), e[row] = fmaf(k[4 * half + 1] - mean.y, x.y, e[row]);
-            e[row] = fmaf(k[4 * half + 2] - mean.z, x.z, e[row]), e[row] = fmaf(k[4 * half + 3] - mean.w, x.w, e[row]);
+            sum = fmaf(a.x - mean.x, x.x, sum), more = fmaf(a.y - mean.y, x.y, more);
+            sum = fmaf(b.x - mean.z, x.z, sum), more = fmaf(b.y - mean.w, x.w, more);
           }
+          e[row] = sum + more;
         }
       }
 #pragma unroll
@@ -351,7 +338,6 @@ struct ShortHead {
         if (quarter == 0) s.e[at] = s.weight[at] * whole;
       }
     });
-    tell(&s.largest_key, largest);
   }
 
   // Σ w v and Σ w e v of this block's keys, where the others find them. A thread has two columns, of every so many keys.
@@ -367,25 +353,35 @@ struct ShortHead {
     constexpr int kOwn = kSlabKeys / C::kKeyGroups;
     const int pair = thread % (kDim / 2), group = thread / (kDim / 2);
     float2 plain[kShortRows]{}, with_e[kShortRows]{};
-    uint32_t largest = 0;
     slabs.each(kCovariance + rows + 1, [&](const unsigned char* slab, int from) {
-#pragma unroll 4
-      for (int i = 0; i < kOwn; ++i) {
-        const int key = group * kOwn + i;
-        const uint32_t word =
-            *reinterpret_cast<const uint32_t*>(slab + raw_offset<C::kBlockBytes>(key, pair / 4) + pair % 4 * 4);
-        note(largest, word);
-        const float2 v = widen_pair<true>(word);
+#pragma unroll 1
+      for (int first = group * kOwn; first < (group + 1) * kOwn; first += 4) {
+        float2 v[4];
+        uint32_t largest = 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int place = raw_offset<C::kBlockBytes>(first + i, pair / 4) + pair % 4 * 4;
+          const uint32_t word = *reinterpret_cast<const uint32_t*>(slab + place);
+          v[i] = widen_pair<true>(word);
+          largest = ::max(largest, ::max(word & 0x7fff, word >> 16 & 0x7fff));
+        }
+        if (from == 0 && first == group * kOwn) {
+          largest = __reduce_max_sync(0xffffffffu, largest);
+          if (lane == 0) atomicMax(&s.largest_value, largest);
+        }
 #pragma unroll
         for (int row = 0; row < kShortRows; ++row) {
           if (row >= rows) break;
-          const float w = s.weight[row * stride + from + key], we = s.e[row * stride + from + key];
-          plain[row].x = fmaf(w, v.x, plain[row].x), plain[row].y = fmaf(w, v.y, plain[row].y);
-          with_e[row].x = fmaf(we, v.x, with_e[row].x), with_e[row].y = fmaf(we, v.y, with_e[row].y);
+          const float4 w = *reinterpret_cast<const float4*>(&s.weight[row * stride + from + first]);
+          const float4 we = *reinterpret_cast<const float4*>(&s.e[row * stride + from + first]);
+          const auto add = [](float2& sum, const float4& of, const float2(&v)[4]) {
+            sum.x = fmaf(of.x, v[0].x, fmaf(of.y, v[1].x, fmaf(of.z, v[2].x, fmaf(of.w, v[3].x, sum.x))));
+            sum.y = fmaf(of.x, v[0].y, fmaf(of.y, v[1].y, fmaf(of.z, v[2].y, fmaf(of.w, v[3].y, sum.y))));
+          };
+          add(plain[row], w, v), add(with_e[row], we, v);
         }
       }
     });
-    tell(&s.largest_value, largest);
 #pragma unroll
     for (int row = 0; row < kShortRows; ++row) {
       if (row >= rows) break;
@@ -393,8 +389,10 @@ struct ShortHead {
       *reinterpret_cast<float2*>(to) = plain[row], *reinterpret_cast<float2*>(to + kDim) = with_e[row];
     }
     __syncthreads();
+#pragma unroll 1
     for (int at = thread; at < rows * 2 * kDim; at += kSolveThreads) {
       float sum = 0;
+#pragma unroll
       for (int of = 0; of < C::kKeyGroups; ++of) sum += s.terms[of][at];
       s.output[at] = sum;
     }
@@ -404,7 +402,7 @@ struct ShortHead {
   __device__ void output(int row, const RowRecord& record, bool singular) {
     float plain = 0, with_e = 0, omega_e = 0;
     bool invalid = false;
-    unsigned largest_key = 0, largest_value = 0;
+    unsigned largest_value = 0;
     if (thread < kDim) {
 #pragma unroll 1
       for (int block = 0; block < blocks; ++block) {
@@ -413,13 +411,12 @@ struct ShortHead {
         with_e = fmaf(factor, *of_block(&s.output[row * 2 * kDim + kDim + thread], block), with_e);
         omega_e = fmaf(factor, *of_block(&s.omega_e[row], block), omega_e);
         invalid |= *of_block(&s.invalid, block) != 0;
-        largest_key = ::max(largest_key, *of_block(&s.largest_key, block));
         largest_value = ::max(largest_value, *of_block(&s.largest_value, block));
       }
     }
     float o = fmaf(-omega_e, plain, with_e) + plain;
     const bool there = thread < p.value_dim;
-    const bool bad = there && (!(fabsf(o) <= 3e38f) || largest_key >= 0x7f80 || largest_value >= 0x7f80);
+    const bool bad = there && !(fabsf(o) <= 3e38f);
     invalid = __syncthreads_or(invalid);
     const bool nan = __syncthreads_or(bad) || s.bad;
     if (invalid || nan) o = NAN;
@@ -481,7 +478,7 @@ __global__ void __launch_bounds__(kSolveThreads, 1) short_kernel(const __grid_co
     const int64_t from = row_offset(p.q, batch, 0, kv_head * rows + row) + d * p.q.stride[3];
     s.query[row][d] = row < rows && d < p.dim ? static_cast<const uint16_t*>(p.q.data)[from] : 0;
   }
-  if (thread == 0) s.invalid = 0, s.bad = 0, s.largest_key = 0, s.largest_value = 0;
+  if (thread == 0) s.invalid = 0, s.bad = 0, s.largest_value = 0;
   __syncthreads();
   head.logits();
   head.means();

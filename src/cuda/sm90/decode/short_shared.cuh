@@ -14,6 +14,8 @@ struct ShortConfig {
   static constexpr int kDim = kDim_, kChunks = kDim / 8;
   static constexpr int kBlockBytes = kSlabKeys * 128;  // of 64 columns
   static constexpr int kSlabBytes = kSlabKeys * kDim * 2;
+  static constexpr int kStep = kSolveThreads / kChunks;  // keys that all threads bring at a time
+  static_assert(kStep % 8 == 0);                         // of the swizzle
   static constexpr int kSlots = kDim == 128 ? 4 : 12;
   // A covariance is symmetric: of its blocks of 16 x 16 channels a warp has those of its own sixteen rows with the next
   // kOffsets - 1 columns, cyclically; of the last offset half of the warps have one.
@@ -56,11 +58,44 @@ struct ShortShared {
   float factor[kShortRows][kMostCluster];  // of a block's sums, relative to the whole row's weights
   float share[kShortRows][kMostCluster];   // of the row's weights
   int32_t invalid;
-  unsigned largest_key, largest_value;  // bits of 16-bit numbers without sign, which are in order
   int32_t bad;
+  unsigned largest_value;  // of some values, as bits of a 16-bit number without sign, which are in order
 };
 inline constexpr size_t kMostShared = 227 * 1024;
 static_assert(sizeof(ShortShared<64>) <= kMostShared && sizeof(ShortShared<128>) <= kMostShared);
+
+// What a thread brings of a slab (Slabs) where keys lie in pages or are not for copies of sixteen bytes: from key `first`
+// on, of which the cache has so many. Returns whether a page is missing. Code of its own: it is long, and needed seldom.
+template <int kDim>
+__device__ __noinline__ bool load_slab_slowly(const Cache& cache, const core::Operand& operand, int width,
+                                              const uint16_t* base, int batch, int first, int keys, unsigned char* to) {
+  using C = ShortConfig<kDim>;
+  const int chunk = threadIdx.x % C::kChunks;
+  bool missing = false;
+#pragma unroll 1
+  for (int i = 0; i < kSlabKeys; i += C::kStep) {
+    int2 at{-1, 0};
+    if (i < keys) {
+      at = {batch, first + i};
+      if (cache.table) at = page_of(cache, at.y, cache.table[batch * cache.table_stride + at.y / cache.page_size]);
+      missing |= at.x < 0;
+    }
+    const uint16_t* const from = base + (at.x < 0 ? 0 : at.x * operand.stride[0] + at.y * operand.stride[1]);
+    if (cache.vectors) {
+      const bool there = at.x >= 0 && 8 * chunk < width;
+      copy_ahead(to + i * 128, there ? from + 8 * chunk : base, there);
+      continue;
+    }
+    uint32_t words[4]{};
+#pragma unroll
+    for (int d = 0; d < 8; ++d) {
+      const int column = 8 * chunk + d;
+      if (at.x >= 0 && column < width) words[d / 2] |= uint32_t{from[column * operand.stride[3]]} << d % 2 * 16;
+    }
+    *reinterpret_cast<uint4*>(to + i * 128) = {words[0], words[1], words[2], words[3]};
+  }
+  return missing;
+}
 
 // A block's slabs, in the order in which they are visited: all keys as often as a pass needs them, then all values. Where
 // all fit they are brought once, else again, from L2, as slots become free.
@@ -75,52 +110,35 @@ struct Slabs {
   const bool resident = 2 * slabs <= C::kSlots;
   bool invalid = false;
 
+  // A thread brings sixteen bytes of a key, the same of every kStep keys.
+  const int chunk = threadIdx.x % C::kChunks, own_key = threadIdx.x / C::kChunks;
+  const uint32_t own_place = raw_offset<C::kBlockBytes>(own_key, chunk);
+
   __device__ __forceinline__ int slot_of(int visit) const {
     if (!resident) return visit % C::kSlots;
     return visit < passes * slabs ? visit % slabs : slabs + visit % slabs;
   }
 
-  // Sixteen bytes a thread at a time, zeros behind the last key.
-  __device__ void load(int visit) {
+  // Zeros behind the last key.
+  __device__ __forceinline__ void load(int visit) {
     const bool value = visit >= passes * slabs;
     const core::Operand& operand = value ? p.cache.v : p.cache.k;
-    const int width = value ? p.value_dim : p.dim, from = visit % slabs * kSlabKeys;
-    unsigned char* const slot = s.slot[slot_of(visit)];
+    const int width = value ? p.value_dim : p.dim, key = visit % slabs * kSlabKeys + own_key;
     const uint16_t* const base = static_cast<const uint16_t*>(operand.data) + kv_head * operand.stride[2];
-    constexpr int kStep = kSolveThreads / C::kChunks;  // keys at a time
-    const int chunk = threadIdx.x % C::kChunks;
-    const auto at_key = [&](int key) -> int64_t {  // -1: nothing is there
-      if (from + key >= keys) return -1;
-      const int2 at = place(first_key + from + key);
-      invalid |= at.x < 0;
-      return at.x < 0 ? -1 : at.x * operand.stride[0] + at.y * operand.stride[1];
-    };
-    if (p.cache.vectors) {
-#pragma unroll
-      for (int key = threadIdx.x / C::kChunks; key < kSlabKeys; key += kStep) {
-        const int64_t at = at_key(key);
-        const bool there = at >= 0 && 8 * chunk < width;
-        copy_ahead(slot + raw_offset<C::kBlockBytes>(key, chunk), base + (there ? at + 8 * chunk : 0), there);
-      }
+    unsigned char* const to = s.slot[slot_of(visit)] + own_place;
+    if (p.cache.table || !p.cache.vectors) {
+      invalid |= load_slab_slowly<kDim>(p.cache, operand, width, base, batch, first_key + key, keys - key, to);
       return;
     }
-#pragma unroll 1
-    for (int key = threadIdx.x / C::kChunks; key < kSlabKeys; key += kStep) {
-      const int64_t at = at_key(key);
-      uint32_t words[4]{};
+    const int64_t stride = operand.stride[1];
+    const uint16_t* from = base + batch * operand.stride[0] + (first_key + key) * stride + 8 * chunk;
+    const bool inside = 8 * chunk < width;
 #pragma unroll
-      for (int d = 0; d < 8; ++d) {
-        const int column = 8 * chunk + d;
-        if (at >= 0 && column < width) words[d / 2] |= uint32_t{base[at + column * operand.stride[3]]} << d % 2 * 16;
-      }
-      *reinterpret_cast<uint4*>(slot + raw_offset<C::kBlockBytes>(key, chunk)) = {words[0], words[1], words[2], words[3]};
+    for (int i = 0; i < kSlabKeys; i += C::kStep, from += C::kStep * stride) {
+      const bool there = inside && key + i < keys;
+      copy_ahead(to + i * 128, there ? from : base, there);
     }
   }
-  __device__ __forceinline__ int2 place(int key) const {
-    if (!p.cache.table) return {batch, key};
-    return page_of(p.cache, key, p.cache.table[batch * p.cache.table_stride + key / p.cache.page_size]);
-  }
-
   // Of what fits, keys and values are a group of copies each; else every visit's are, asked for kSlots - 1 visits ahead.
   __device__ void begin() {
     if (!resident) {
