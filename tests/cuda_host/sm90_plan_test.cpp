@@ -148,6 +148,40 @@ TEST(Sm90Plan, BundlesOfRowsWithTheirX) {
       << "each sequence may have one that is not full";
 }
 
+// Few key heads with one query each: which calls have the kernel for short caches, and up to how many keys.
+TEST(Sm90Plan, ShortCachesOfFewKeyHeads) {
+  const auto caches = [](const core::Problem& p, int multiprocessors = 132) {
+    return decode::short_caches(p, multiprocessors);
+  };
+  core::Problem p = over_cache(1, 8, 1, 16384, 128);
+  EXPECT_EQ(caches(p).cluster, 8);
+  EXPECT_EQ(caches(p).keys, 8 * 384);
+  EXPECT_EQ(caches(over_cache(1, 8, 1, 1 << 20, 128)).keys, 8 * 384) << "whatever the bound of the lengths";
+  EXPECT_NE(noted(p, "short caches").find("up to 3072 keys"), std::string::npos) << noted(p, "short caches");
+  EXPECT_EQ(caches(over_cache(2, 8, 1, 1024, 64)).cluster, 4);
+  EXPECT_EQ(caches(over_cache(4, 8, 1, 1024, 64)).cluster, 0) << "too many key heads to run at once";
+  EXPECT_EQ(caches(p, 66).cluster, 4) << "on half of the machine";
+  EXPECT_EQ(caches(p, 6).cluster, 0);
+  EXPECT_EQ(caches(over_cache(1, 8, 2, 1024, 64)).cluster, 0) << "several queries";
+  p.heads_q = 32;  // a group of four
+  EXPECT_EQ(caches(p).keys, 8 * 128);
+  EXPECT_EQ(caches(p, 66).cluster, 4) << "each row is solved by a block of its own";
+  p.heads_q = 64;
+  EXPECT_EQ(caches(p).keys, 8 * 64);
+  EXPECT_EQ(caches(p, 66).cluster, 0);
+  p.heads_q = 72;
+  EXPECT_EQ(caches(p).cluster, 0) << "more rows than there is room for";
+  p = over_cache(1, 8, 1, 1024, 128);
+  p.packed = true;
+  EXPECT_EQ(caches(p).cluster, 0) << "what else is in a ragged batch must not matter";
+  p.packed = false, p.batch_invariant = true;
+  EXPECT_EQ(caches(p).cluster, 0);
+  p.batch_invariant = false, p.dtype = DType::f16;
+  EXPECT_EQ(caches(p).cluster, 0);
+  p.dtype = DType::bf16, p.ridge = core::RidgeShape::none;
+  EXPECT_EQ(caches(p).cluster, 0) << "x given: there is nothing to solve";
+}
+
 // Solved rows that share keys take two passes, by the call's shape alone.
 TEST(Sm90Plan, TwoPassesForSolvedRowsThatShareKeys) {
   core::Problem p = over_cache(32, 8, 1, 4096, 128);

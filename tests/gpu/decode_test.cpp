@@ -6,6 +6,7 @@
 #include <random>
 
 #include "core/text.hpp"
+#include "cuda/sm90/decode/short.hpp"
 #include "gpu/cache_cases.hpp"
 #include "gpu/gpu_test.hpp"
 #include "support/real_cases.hpp"
@@ -41,8 +42,27 @@ void add_sinks(const CacheSpec& spec, std::vector<Inputs>& inputs) {
 
 class GpuDecode : public OnGpu {
  protected:
-  void expect_right(const CacheSpec& spec, data::Kind kind = data::Kind::randn, double ridge = 0.1,
+  // Few key heads with a query each may have a kernel of their own, if the call is not ragged: such calls as they are, and
+  // with the same queries by cu_seqlens.
+  std::vector<CacheSpec> either_way(const CacheSpec& spec) const {
+    cudaDeviceProp device{};
+    cudaGetDeviceProperties(&device, 0);
+    const auto key_heads = static_cast<int64_t>(spec.sequences.size()) * spec.heads_kv;
+    bool one_query = !spec.packed && implementation() == "sm90";
+    for (const CachedSequence& sequence : spec.sequences) one_query = one_query && sequence.rows == 1;
+    std::vector<CacheSpec> ways{spec};
+    if (one_query && cuda::sm90::decode::cluster_of(key_heads, device.multiProcessorCount) > 0) {
+      ways.push_back(spec);
+      ways.back().packed = true;
+    }
+    return ways;
+  }
+
+  void expect_right(const CacheSpec& given, data::Kind kind = data::Kind::randn, double ridge = 0.1,
                     double gate = 2.5e-3) {
+    for (const CacheSpec& spec : either_way(given)) expect_right_as_it_is(spec, kind, ridge, gate);
+  }
+  void expect_right_as_it_is(const CacheSpec& spec, data::Kind kind, double ridge, double gate) {
     if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
     const std::vector<Inputs> inputs = make_cache_inputs(spec, kind, ridge, 20261116);
     const CacheForward got = run_cache(spec, inputs, implementation()), want = cache_oracle(spec, inputs);
@@ -55,34 +75,41 @@ class GpuDecode : public OnGpu {
 
   // No row that says OK is off by more than a hundredth; at most a share of the rows does not say it, of harmless data
   // none.
-  void expect_true_statuses(const CacheSpec& spec, data::Kind kind, double ridge) {
+  void expect_true_statuses(const CacheSpec& given, data::Kind kind, double ridge) {
     for (const bool sinks : {false, true}) {
       if (sinks && kind != data::Kind::randn) continue;
-      if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
-      std::vector<Inputs> inputs = make_cache_inputs(spec, kind, ridge, 5);
-      if (sinks) add_sinks(spec, inputs);
-      const CacheForward got = run_cache(spec, inputs, implementation()), want = cache_oracle(spec, inputs);
-      ASSERT_EQ(got.status, LLA_OK) << got.message;
-      SCOPED_TRACE(core::cat(data::name(kind), sinks ? ", four sinks" : "", ", ridge ", ridge, ", ", spec.text()));
-      size_t rows = 0, doubted = 0;
-      for (size_t b = 0; b < inputs.size(); ++b) {
-        for (int64_t head = 0; head < spec.heads_q; ++head, ++rows) {
-          const auto row = [&](const std::vector<double>& o) {
-            return std::vector<double>(o.begin() + head * spec.dim, o.begin() + (head + 1) * spec.dim);
-          };
-          if (got.row_status[b][static_cast<size_t>(head)] != LLA_ROW_OK) {
-            ++doubted;
-          } else if (kind != data::Kind::zero_values) {
-            EXPECT_LE(relative_error(row(got.o[b]), row(want.o[b])), 1e-2) << "sequence " << b << ", head " << head;
-          }
+      if (!takes_cache(implementation(), given)) GTEST_SKIP() << lla_last_error();
+      std::vector<Inputs> inputs = make_cache_inputs(given, kind, ridge, 5);
+      if (sinks) add_sinks(given, inputs);
+      const CacheForward want = cache_oracle(given, inputs);
+      for (const CacheSpec& spec : either_way(given)) {
+        const CacheForward got = run_cache(spec, inputs, implementation());
+        ASSERT_EQ(got.status, LLA_OK) << got.message;
+        SCOPED_TRACE(core::cat(data::name(kind), sinks ? ", four sinks" : "", ", ridge ", ridge, ", ", spec.text()));
+        expect_true_statuses(spec, kind, ridge, sinks, got, want);
+      }
+    }
+  }
+  void expect_true_statuses(const CacheSpec& spec, data::Kind kind, double ridge, bool sinks, const CacheForward& got,
+                            const CacheForward& want) {
+    size_t rows = 0, doubted = 0;
+    for (size_t b = 0; b < spec.sequences.size(); ++b) {
+      for (int64_t head = 0; head < spec.heads_q; ++head, ++rows) {
+        const auto row = [&](const std::vector<double>& o) {
+          return std::vector<double>(o.begin() + head * spec.dim, o.begin() + (head + 1) * spec.dim);
+        };
+        if (got.row_status[b][static_cast<size_t>(head)] != LLA_ROW_OK) {
+          ++doubted;
+        } else if (kind != data::Kind::zero_values) {
+          EXPECT_LE(relative_error(row(got.o[b]), row(want.o[b])), 1e-2) << "sequence " << b << ", head " << head;
         }
       }
-      // Queries and keys four times as long, queries twenty times and far sinks err by so much that many are. In groups
-      // those with a far mean, too: a second pass sums up the keys as they are.
-      const bool mean = spec.heads_q > spec.heads_kv && kind == data::Kind::mean30;
-      const bool may = ridge < 0.01 || sinks || mean || kind == data::Kind::long_both || kind == data::Kind::queries20;
-      EXPECT_LE(doubted, ridge > 0.01 && !sinks ? 0 : may ? rows : rows / 6);
     }
+    // Queries and keys four times as long, queries twenty times and far sinks err by so much that many are. In groups
+    // those with a far mean, too: a second pass sums up the keys as they are.
+    const bool mean = spec.heads_q > spec.heads_kv && kind == data::Kind::mean30;
+    const bool may = ridge < 0.01 || sinks || mean || kind == data::Kind::long_both || kind == data::Kind::queries20;
+    EXPECT_LE(doubted, ridge > 0.01 && !sinks ? 0 : may ? rows : rows / 6);
   }
 };
 LLA_EACH_CUDA_IMPLEMENTATION(GpuDecode);
@@ -520,6 +547,63 @@ TEST_P(GpuDecode, LogitsThatRise) {
         }
       }
     }
+  }
+}
+
+// Short caches of few key heads have a kernel of their own, which rounds nothing but sums.
+TEST_P(GpuDecode, ShortCaches) {
+  if (implementation() != "sm90") GTEST_SKIP() << "only the Hopper kernels have it";
+  for (const int64_t group : {1, 2, 3, 8}) {
+    for (const int64_t dim : {64, 128}) {
+      for (const RidgeShape ridge : {RidgeShape::token, RidgeShape::dimension}) {
+        CacheSpec spec = decoding(dim, {{1, 450}, {1, 1}, {1, 65, 20}, {1, 200}}, group == 1 ? 0 : group == 2 ? 16 : 1);
+        spec.heads_q = 2 * group;
+        spec.ridge = ridge;
+        spec.options.window_left = group == 3 ? 300 : -1;
+        expect_right_as_it_is(spec, data::Kind::randn, 0.1, 1e-4);
+        if (HasFailure() || IsSkipped()) return;
+      }
+    }
+  }
+  for (const data::Kind kind : data::kinds) {
+    for (const double ridge : {1.0, 0.1, 0.01}) {
+      SCOPED_TRACE(data::name(kind));
+      CacheSpec spec = decoding(kind == data::Kind::self ? 128 : 64, {{1, 100}, {1, 350}});
+      spec.heads_q = 6;
+      expect_right_as_it_is(spec, kind, ridge, 1e-4);
+    }
+  }
+  CacheSpec odd = decoding(40, {{1, 200}, {1, 130}});
+  odd.value_dim = 24;
+  odd.layout = Layout::scattered;  // not for copies of sixteen bytes
+  expect_right_as_it_is(odd, data::Kind::randn, 0.1, 1e-4);
+}
+
+// Which kernels there are to choose from follows from the host's bound of the lengths, which one works from the lengths.
+TEST_P(GpuDecode, TheBoundOfShortCachesChangesNoBit) {
+  for (const int64_t dim : {64, 128}) {
+    for (const int64_t group : {1, 4}) {
+      CacheSpec spec = decoding(dim, {{1, 300}, {1, 500}}, 16);
+      spec.heads_q = 2 * group;
+      if (!takes_cache(implementation(), spec)) GTEST_SKIP() << lla_last_error();
+      const std::vector<Inputs> inputs = make_cache_inputs(spec, data::Kind::queries6, 0.1, 3);
+      const CacheForward want = run_cache(spec, inputs, implementation());
+      ASSERT_EQ(want.status, LLA_OK) << want.message;
+      spec.capacity = 8192;
+      const CacheForward got = run_cache(spec, inputs, implementation());
+      ASSERT_EQ(got.status, LLA_OK) << got.message;
+      EXPECT_EQ(got.o, want.o) << spec.text();
+      EXPECT_EQ(got.row_status, want.row_status);
+    }
+  }
+}
+
+// A long cache beside short ones: none of them is that kernel's.
+TEST_P(GpuDecode, ALongCacheBesideShortOnes) {
+  for (const int64_t group : {1, 4}) {
+    CacheSpec spec = decoding(64, {{1, 300}, {1, 3300}, {1, 64}});
+    spec.heads_q = 2 * group;
+    expect_right(spec);
   }
 }
 

@@ -10,6 +10,11 @@ set(decode Gpu/GpuDecode)
 lla_emulated_test(decode_rows ${decode}.PagesOfAnySize/sm90 ${decode}.StridesTypesAndHeadDimensions/sm90
   ${decode}.RidgeShapes/sm90 ${decode}.RowsWithFewKeys/sm90 ${decode}.LengthsOutOfBounds/sm90
   Implementations/Decode.OutputsBeyondTheirType/sm90)
+# The kernel for short caches wants a machine with room for clusters.
+lla_emulated_test(decode_short ${decode}.ShortCaches/sm90 ${decode}.TheBoundOfShortCachesChangesNoBit/sm90
+  ${decode}.ALongCacheBesideShortOnes/sm90 ${decode}.RowsWithFewKeys/sm90 ${decode}.LengthsOutOfBounds/sm90
+  ${decode}.NotFiniteAnywhere/sm90 ${decode}.RealHeads/sm90)
+set_tests_properties(emulated_decode_short PROPERTIES ENVIRONMENT LLA_EMULATED_MULTIPROCESSORS=132)
 lla_emulated_test(decode_bundles ${decode}.SeveralQueriesGroupsWindowsAndPadding/sm90 ${decode}.QueriesOfEveryNumber/sm90)
 lla_emulated_test(decode_bits ${decode}.RowsOfAKeyHeadKeepTheirBits/sm90 ${decode}.SameBitsAgain/sm90)
 lla_emulated_test(decode_statuses ${decode}.StatusesAreTrue/sm90 ${decode}.StatusesOfManyKeyHeadsAreTrue/sm90)

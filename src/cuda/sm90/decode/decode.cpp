@@ -53,8 +53,7 @@ Status forward(const core::ForwardCall& call, const core::Plan& plan) {
   if (const ShortCaches caches = short_caches(p, plan.workers); caches.cluster > 0) {
     params.short_keys = caches.keys;
     LLA_RETURN_IF_ERROR(describe_cache(params, kAlign));
-    LLA_RETURN_IF_ERROR(
-        launch_short(params, kernel_dim(p), caches.cluster, static_cast<cudaStream_t>(call.stream)));
+    LLA_RETURN_IF_ERROR(launch_short(params, kernel_dim(p), caches.cluster, static_cast<cudaStream_t>(call.stream)));
     if (params.max_length <= caches.keys) return {};
   }
   const auto run = [&](Form form) -> Status {

@@ -116,11 +116,17 @@ core::Notes notes(const Problem& p, const core::Plan& plan) {
   std::string rows = bundle > 1 ? cat("up to ", bundle, " rows of a key head from one pass over its keys")
                                 : std::string("every row from one pass over its keys");
   if (form == Form::moments) rows += cat(", their x solved for, and ", kBundleRows, " from a second with it");
-  return {{"head dimension", cat(kernel_dim(p), " in the kernel")},
-          {"decode",
-           cat(rows, ", ", p.batch_invariant ? "cut by its own length alone, over " : "split by the lengths over ",
-               plan.workers, " blocks")},
-          {"rows at once", cat(int64_t{layout_of(p, form, plan.workers).rows_at_once} * bundle)}};
+  core::Notes all{
+      {"head dimension", cat(kernel_dim(p), " in the kernel")},
+      {"decode",
+       cat(rows, ", ", p.batch_invariant ? "cut by its own length alone, over " : "split by the lengths over ",
+           plan.workers, " blocks")},
+      {"rows at once", cat(int64_t{layout_of(p, form, plan.workers).rows_at_once} * bundle)}};
+  if (const ShortCaches caches = short_caches(p, plan.workers); caches.cluster > 0) {
+    all.push_back({"short caches", cat("where all have up to ", caches.keys, " keys, one kernel, ", caches.cluster,
+                                       " blocks a key head")});
+  }
+  return all;
 }
 
 }  // namespace lla::cuda::sm90::decode

@@ -21,7 +21,7 @@ namespace lla::cuda::sm90::decode {
 template <int kDim>
 struct ShortHead {
   using C = ShortConfig<kDim>;
-  static constexpr int kParts = 3;  // of bf16, that make up a number of fp32
+  static constexpr int kParts = 3;                   // of bf16, that make up a number of fp32
   enum Pass : int { kLogits, kMeans, kCovariance };  // a row after the other, then e, then the values
 
   ShortShared<kDim>& s;
@@ -132,7 +132,7 @@ struct ShortHead {
 #pragma unroll
     for (int i = 0; i < 2 * kPairs; ++i) {
       *reinterpret_cast<float2*>(&s.column_sums[of_slab][g][16 * first + 8 * i + 2 * t]) = {sums[i][0] + sums[i][2],
-                                                                                         sums[i][1] + sums[i][3]};
+                                                                                            sums[i][1] + sums[i][3]};
     }
     __syncthreads();
     for (int at = thread; at < rows * kDim; at += kSolveThreads) {
@@ -194,7 +194,8 @@ struct ShortHead {
         if (o == C::kOffsets - 1 && !last_offset) continue;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          look_at(sums[o][half], ((o * kBlocks + own) * 2 + half) * 32 + lane, (own + o) % kBlocks * 16 + 8 * half + 2 * t);
+          look_at(sums[o][half], ((o * kBlocks + own) * 2 + half) * 32 + lane,
+                  (own + o) % kBlocks * 16 + 8 * half + 2 * t);
         }
       }
     };
@@ -279,8 +280,10 @@ struct ShortHead {
           const float factor = s.factor[row][block], share = s.share[row][block];
           const float low = share * s.from_mean[block][i], high = share * s.from_mean[block][i + 8];
           const float2 column = *reinterpret_cast<const float2*>(&s.from_mean[block][j]);
-          sum.x = fmaf(low, column.x, fmaf(factor, of[b].x, sum.x)), sum.y = fmaf(low, column.y, fmaf(factor, of[b].y, sum.y));
-          sum.z = fmaf(high, column.x, fmaf(factor, of[b].z, sum.z)), sum.w = fmaf(high, column.y, fmaf(factor, of[b].w, sum.w));
+          sum.x = fmaf(low, column.x, fmaf(factor, of[b].x, sum.x)),
+          sum.y = fmaf(low, column.y, fmaf(factor, of[b].y, sum.y));
+          sum.z = fmaf(high, column.x, fmaf(factor, of[b].z, sum.z)),
+          sum.w = fmaf(high, column.y, fmaf(factor, of[b].w, sum.w));
         }
       }
       const auto put = [&](float x, int a, int b) {
@@ -426,10 +429,10 @@ struct ShortHead {
     const bool doubtful = !__syncthreads_or(there && fabsf(o) >= least) && __syncthreads_or(there && o != 0);
     if (thread == 0) {
       report_row(p, record,
-                 invalid                           ? LLA_ROW_INVALID
-                 : nan                             ? LLA_ROW_NAN
+                 invalid                            ? LLA_ROW_INVALID
+                 : nan                              ? LLA_ROW_NAN
                  : singular || outgrown || doubtful ? LLA_ROW_BREAKDOWN
-                                                   : LLA_ROW_OK);
+                                                    : LLA_ROW_OK);
     }
   }
   __device__ __forceinline__ void store(const RowRecord& record, float o) const {

@@ -7,21 +7,29 @@
 namespace lla::cuda::sm90::decode {
 
 inline constexpr int kShortRows = 8;        // query heads of a key head, at most
-inline constexpr int kShortWeights = 4096;  // of a block: keys times rows
+inline constexpr int kShortWeights = 1024;  // of a block: keys, whole slabs of them, times rows
 inline constexpr int kMostCluster = 8;      // blocks of a key head: as many as any GPU has a place for
+inline constexpr int kSlabKeys = 64;
 
-// Blocks that share a key head's keys, with so many key heads in the call; 0: too many for this way.
+// Blocks that share a key head's keys, with so many key heads in the call; 0: too many for this way. All clusters are to
+// run at once, and a cluster wants its multiprocessors side by side: of 132 there is room for 15 clusters of eight.
 constexpr int cluster_of(int64_t key_heads, int multiprocessors) {
   for (int cluster = kMostCluster; cluster >= 4; cluster /= 2) {
-    if (key_heads * cluster <= multiprocessors) return cluster;
+    if (key_heads * cluster <= multiprocessors / 2) return cluster;
   }
   return 0;
 }
 
-// Keys up to which it pays, with so many rows of a key head.
-constexpr int32_t short_keys(int rows, int cluster) {
-  const int of_block = kShortWeights / rows / 64 * 64;
-  return cluster * (of_block < 1024 ? of_block : 1024);
+// Keys up to which it is quicker than one pass for every row, with so many rows of a key head (docs/notebook,
+// 2026-11-19-hopper-decode-short): a block goes over its keys three times, and twice more for every row.
+constexpr int32_t short_keys(int rows, int cluster) { return cluster * (768 / (rows + 1) / kSlabKeys * kSlabKeys); }
+
+constexpr bool weights_have_room() {
+  for (int rows = 1; rows <= kShortRows; ++rows) {
+    if (rows * short_keys(rows, 1) > kShortWeights) return false;
+  }
+  return true;
 }
+static_assert(weights_have_room());
 
 }  // namespace lla::cuda::sm90::decode

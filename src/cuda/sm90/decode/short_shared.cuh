@@ -7,7 +7,7 @@
 
 namespace lla::cuda::sm90::decode {
 
-inline constexpr int kSlabKeys = 64, kSlabTiles = kSlabKeys / kWarpKeys;
+inline constexpr int kSlabTiles = kSlabKeys / kWarpKeys;
 
 template <int kDim_>
 struct ShortConfig {
@@ -16,7 +16,7 @@ struct ShortConfig {
   static constexpr int kSlabBytes = kSlabKeys * kDim * 2;
   static constexpr int kStep = kSolveThreads / kChunks;  // keys that all threads bring at a time
   static_assert(kStep % 8 == 0);                         // of the swizzle
-  static constexpr int kSlots = kDim == 128 ? 4 : 12;
+  static constexpr int kSlots = kDim == 128 ? 5 : 14;
   // A covariance is symmetric: of its blocks of 16 x 16 channels a warp has those of its own sixteen rows with the next
   // kOffsets - 1 columns, cyclically; of the last offset half of the warps have one.
   static constexpr int kBlocks = kDim / 16, kOffsets = kBlocks / 2 + 1, kPairs = kBlocks * (kBlocks + 1) / 2;
@@ -36,7 +36,7 @@ struct ShortShared {
   };
   GradientsShared<kDim> gradients;
   union {
-    float4 sums[C::kSumFours];                      // of a row's covariance, for the others of the cluster
+    float4 sums[C::kSumFours];                        // of a row's covariance, for the others of the cluster
     float column_sums[kSlabTiles][kShortRows][kDim];  // of keys, by tile
     float terms[C::kKeyGroups][kTerms];
   };
@@ -67,8 +67,9 @@ static_assert(sizeof(ShortShared<64>) <= kMostShared && sizeof(ShortShared<128>)
 // What a thread brings of a slab (Slabs) where keys lie in pages or are not for copies of sixteen bytes: from key `first`
 // on, of which the cache has so many. Returns whether a page is missing. Code of its own: it is long, and needed seldom.
 template <int kDim>
-__device__ __noinline__ bool load_slab_slowly(const Cache& cache, const core::Operand& operand, int width,
-                                              const uint16_t* base, int batch, int first, int keys, unsigned char* to) {
+__device__ __attribute__((noinline)) bool load_slab_slowly(const Cache& cache, const core::Operand& operand, int width,
+                                                           const uint16_t* base, int batch, int first, int keys,
+                                                           unsigned char* to) {
   using C = ShortConfig<kDim>;
   const int chunk = threadIdx.x % C::kChunks;
   bool missing = false;

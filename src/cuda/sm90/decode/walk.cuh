@@ -27,7 +27,8 @@ __device__ __forceinline__ int32_t warp_prefix_max(int32_t x, int lane) {  // in
 // Whether all caches of a call are short (short.cuh). By a whole warp.
 __device__ __forceinline__ bool caches_are_short(const Params& p) {
   bool is_long = false;
-  for (int b = threadIdx.x % 32; b < p.batch; b += 32) is_long |= clamp_to(p.lengths[b], 0, p.max_length) > p.short_keys;
+  for (int b = threadIdx.x % 32; b < p.batch; b += 32)
+    is_long |= clamp_to(p.lengths[b], 0, p.max_length) > p.short_keys;
   return !__any_sync(0xffffffffu, is_long);
 }
 
