@@ -529,5 +529,13 @@ TEST(DecodeSchedule, QuotientsOfAnySize) {
   }
 }
 
+// Clusters put the parts of few rows together: of eight blocks at head dimension 128 fifteen run at once on an H200, so
+// that the 32 rows of a small batch are left to blocks of their own.
+TEST(DecodeSchedule, FewRowsArePutTogetherInClusters) {
+  EXPECT_EQ(few_rows(132, 128), 28);
+  EXPECT_EQ(few_rows(132, 64), 33);
+  EXPECT_LE(few_rows(6, 128), 1);
+}
+
 }  // namespace
 }  // namespace lla::cuda::sm90::decode

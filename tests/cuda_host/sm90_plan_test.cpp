@@ -166,11 +166,13 @@ TEST(Sm90Plan, ShortCachesOfFewKeyHeads) {
   p.heads_q = 32;  // a group of four
   EXPECT_EQ(caches(p).keys, 8 * 128);
   EXPECT_EQ(caches(p, 66).cluster, 4) << "each row is solved by a block of its own";
-  p.heads_q = 64;
-  EXPECT_EQ(caches(p).keys, 8 * 64);
-  EXPECT_EQ(caches(p, 66).cluster, 0);
-  p.heads_q = 72;
-  EXPECT_EQ(caches(p).cluster, 0) << "more rows than there is room for";
+  p.heads_q = 40;
+  EXPECT_EQ(caches(p).cluster, 0) << "quicker with a pass for every row";
+  p.heads_q = 8;
+  p.page_size = 16;
+  EXPECT_EQ(caches(p).keys, 8 * 128) << "what fits into shared memory";
+  p.dim = p.value_dim = 64;
+  EXPECT_EQ(caches(p).keys, 8 * 384);
   p = over_cache(1, 8, 1, 1024, 128);
   p.packed = true;
   EXPECT_EQ(caches(p).cluster, 0) << "what else is in a ragged batch must not matter";

@@ -34,8 +34,8 @@ Status for_each_share(const Launch& call, const Layout& at, const Part& part) {
 // Launches a kernel that puts rows together and solves them. Few rows have many parts each: a cluster puts those together.
 // Where only the device knows how many there are, both are launched, and one has nothing to do.
 template <class InClusters, class Alone>
-Status launch_for_rows(const Params& p, int32_t rows, const InClusters& in_clusters, const Alone& alone) {
-  const int32_t few = few_rows(p.multiprocessors);
+Status launch_for_rows(const Params& p, int dim, int32_t rows, const InClusters& in_clusters, const Alone& alone) {
+  const int32_t few = few_rows(p.multiprocessors, dim);
   if (!p.decide_by_live_rows) return rows <= few ? in_clusters(rows) : alone(rows);
   LLA_RETURN_IF_ERROR(in_clusters(std::min(few, rows)));
   return alone(rows);

@@ -21,8 +21,8 @@ Status launch_moments_in(const Launch& call) {
     LLA_RETURN_IF_ERROR(launch_early(moments_kernel<C>, dim3(static_cast<unsigned>(layout.blocks)), C::kThreads,
                                      sizeof(MomentsShared<C>), call.stream, "launching the first pass of decode", p));
     return launch_for_rows(
-        p, p.row_count * p.bundle,
-        [&](int32_t rows) { return launch_moments_solve<kDim, kDim / 16>(p, rows, call.stream); },
+        p, kDim, p.row_count * p.bundle,
+        [&](int32_t rows) { return launch_moments_solve<kDim, solving_cluster(kDim)>(p, rows, call.stream); },
         [&](int32_t rows) { return launch_moments_solve<kDim, 1>(p, rows, call.stream); });
   });
 }

@@ -21,7 +21,8 @@ Status launch_solved_in(const Launch& call) {
     LLA_RETURN_IF_ERROR(launch_early(stream_kernel<C>, dim3(static_cast<unsigned>(layout.blocks)), C::kThreads,
                                      sizeof(Shared<C>), call.stream, "launching the decode kernel", p));
     return launch_for_rows(
-        p, p.row_count, [&](int32_t rows) { return launch_solve<kDim, kBf16, kDim / 16>(p, rows, call.stream); },
+        p, kDim, p.row_count,
+        [&](int32_t rows) { return launch_solve<kDim, kBf16, solving_cluster(kDim)>(p, rows, call.stream); },
         [&](int32_t rows) { return launch_solve<kDim, kBf16, 1>(p, rows, call.stream); });
   });
 }

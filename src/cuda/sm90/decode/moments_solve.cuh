@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kSolveThreads, kCluster > 1 ? 1 : solves_at_on
   let_next_kernel_begin();
   const int32_t live = *p.live_rows;
   if (bundle >= live || of_bundle >= p.records[bundle].rows) return;
-  if (p.decide_by_live_rows && (live * kBundle <= few_rows(p.multiprocessors)) != (kCluster > 1)) return;
+  if (p.decide_by_live_rows && (live * kBundle <= few_rows(p.multiprocessors, kDim)) != (kCluster > 1)) return;
   const RowRecord record = row_of(p, p.records[bundle], of_bundle);
   using Solve = RowSolve<kDim, kCluster, kBundle>;
   Solve solve(s, p, record, bundle, rank, of_bundle);

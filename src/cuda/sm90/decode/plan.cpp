@@ -85,8 +85,8 @@ ShortCaches short_caches(const Problem& p, int multiprocessors) {
   const int64_t rows = p.group();
   if (p.given_x() || p.dtype != DType::bf16 || p.packed || p.batch_invariant || p.seqlen_q != 1) return {0, 0};
   const int cluster = cluster_of(p.batch * p.heads_kv, multiprocessors);
-  if (rows > kShortRows || rows > cluster) return {0, 0};
-  return {cluster, short_keys(static_cast<int>(rows), cluster)};
+  if (cluster == 0 || rows > kMostShortRows) return {0, 0};
+  return {cluster, cluster * short_keys_of_block(static_cast<int>(rows), kernel_dim(p), p.page_size > 0)};
 }
 
 std::string refuse(const Problem& p, const core::Machine& m) {

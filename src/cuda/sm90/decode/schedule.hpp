@@ -203,8 +203,14 @@ constexpr bool shares_keys(const Shape& p, const Sequence& s) {
   const int32_t rows = s.length_q < p.seqlen_q ? s.length_q : p.seqlen_q;
   return s.rows > 0 && int64_t{rows} * p.group > p.bundle;
 }
-// Rows of a launch that are put together in clusters.
-constexpr int32_t few_rows(int multiprocessors) { return multiprocessors / 4; }
+// Blocks of such a cluster.
+constexpr int solving_cluster(int dim) { return dim / 16; }
+// Rows of a launch that are put together in clusters: no more than run in two rounds. A cluster wants its multiprocessors
+// side by side, so that a tenth of them may stay idle.
+constexpr int32_t few_rows(int multiprocessors, int dim) {
+  const int32_t quarter = multiprocessors / 4, two_rounds = 2 * (multiprocessors * 9 / 10 / solving_cluster(dim));
+  return quarter < two_rounds ? quarter : two_rounds;
+}
 constexpr int64_t share_begin(int64_t steps, int block, int blocks) { return quotient(steps * block, blocks); }
 
 // What a block has yet to do.

@@ -16,7 +16,7 @@ struct ShortConfig {
   static constexpr int kSlabBytes = kSlabKeys * kDim * 2;
   static constexpr int kStep = kSolveThreads / kChunks;  // keys that all threads bring at a time
   static_assert(kStep % 8 == 0);                         // of the swizzle
-  static constexpr int kSlots = kDim == 128 ? 5 : 14;
+  static constexpr int kSlots = short_slots(kDim);
   // A covariance is symmetric: of its blocks of 16 x 16 channels a warp has those of its own sixteen rows with the next
   // kOffsets - 1 columns, cyclically; of the last offset half of the warps have one.
   static constexpr int kBlocks = kDim / 16, kOffsets = kBlocks / 2 + 1, kPairs = kBlocks * (kBlocks + 1) / 2;

@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kSolveThreads, kCluster > 1 ? 1 : solves_at_on
   const int32_t live = *p.live_rows;
   const RowRecord record = p.records[row];
   if (row >= live) return;
-  if (p.decide_by_live_rows && (live <= few_rows(p.multiprocessors)) != (kCluster > 1)) return;
+  if (p.decide_by_live_rows && (live <= few_rows(p.multiprocessors, kDim)) != (kCluster > 1)) return;
   using Solve = RowSolve<kDim, kCluster>;
   Solve solve(s, p, record, row, rank);
   float4 keys[Solve::kKeyTiles];
