@@ -14,7 +14,7 @@ lla_emulated_test(decode_rows ${decode}.PagesOfAnySize/sm90 ${decode}.StridesTyp
 lla_emulated_test(decode_short ${decode}.ShortCaches/sm90 ${decode}.TheBoundOfShortCachesChangesNoBit/sm90
   ${decode}.ALongCacheBesideShortOnes/sm90 ${decode}.RowsWithFewKeys/sm90 ${decode}.LengthsOutOfBounds/sm90
   ${decode}.NotFiniteAnywhere/sm90 ${decode}.RealHeads/sm90)
-set_tests_properties(emulated_decode_short PROPERTIES ENVIRONMENT LLA_EMULATED_MULTIPROCESSORS=132)
+set_tests_properties(emulated_decode_short PROPERTIES ENVIRONMENT LLA_EMULATED_MULTIPROCESSORS=66)
 lla_emulated_test(decode_bundles ${decode}.SeveralQueriesGroupsWindowsAndPadding/sm90 ${decode}.QueriesOfEveryNumber/sm90)
 lla_emulated_test(decode_bits ${decode}.RowsOfAKeyHeadKeepTheirBits/sm90 ${decode}.SameBitsAgain/sm90)
 lla_emulated_test(decode_statuses ${decode}.StatusesAreTrue/sm90 ${decode}.StatusesOfManyKeyHeadsAreTrue/sm90)
