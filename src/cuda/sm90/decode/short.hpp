@@ -10,13 +10,15 @@ inline constexpr int kShortRows = 8;        // query heads of a key head that th
 inline constexpr int kMostShortRows = 4;    // more of them are quicker with a pass each
 inline constexpr int kShortWeights = 1024;  // of a block: keys, whole slabs of them, times rows
 inline constexpr int kMostCluster = 8;      // blocks of a key head: as many as any GPU has a place for
+inline constexpr int kLeastCluster = 4;
+static_assert(kMostShortRows <= kLeastCluster);  // each row is solved by a block of its own
 inline constexpr int kSlabKeys = 64;
 constexpr int short_slots(int dim) { return dim == 128 ? 5 : 14; }  // slabs in shared memory
 
 // Blocks that share a key head's keys, with so many key heads in the call; 0: too many for this way. All clusters are to
 // run at once, and a cluster wants its multiprocessors side by side: of 132 there is room for 15 clusters of eight.
 constexpr int cluster_of(int64_t key_heads, int multiprocessors) {
-  for (int cluster = kMostCluster; cluster >= 4; cluster /= 2) {
+  for (int cluster = kMostCluster; cluster >= kLeastCluster; cluster /= 2) {
     if (key_heads * cluster <= multiprocessors / 2) return cluster;
   }
   return 0;
