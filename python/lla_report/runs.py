@@ -75,6 +75,18 @@ class Runs:
         ranked = [r for r in ranked if len(r) > 1 and any(m == model for m, _ in r)]
         return sum(r[0][0] == model for r in ranked), len(ranked)
 
+    def mean_only(self, model):
+        """Settings in which `model` is first in the mean but not with every seed against every other's: with the models of which a seed is ahead of one of its own."""
+        found = []
+        for setting in self.settings:
+            ranked = self.winner(setting)
+            if len(ranked) > 1 and ranked[0][0] == model:
+                worst = ranked[0][1].high if self.lower else ranked[0][1].low
+                others = [m for m, s in ranked[1:] if self.better(s.low if self.lower else s.high, worst)]
+                if others:
+                    found.append((setting, others))
+        return found
+
     def not_run(self, words):
         """Models missing in some settings, as a sentence; `words` names a setting."""
         missing = {LABELS[m]: [words.format(*s) for s in self.settings if not self.of(s, m)] for m in self.models}

@@ -157,12 +157,16 @@ def versus(runs, rival, show):
                                                                       f"{show(statistics.fmean(b.mean for _, b in pairs))})" if pairs else "")
 
 
-def common(runs, show):
+def common(runs, show, words):
+    """How LLA stands to all others and to each; `words` names a setting."""
     rivals = [m for m in runs.models if m != "lla"]
     first, of = runs.wins("lla")
     sentences = []
     if of:
-        sentences.append(f"LLA is first in {first} of {of} settings.")
+        close = runs.mean_only("lla")
+        listed = "; ".join(f"{words.format(*s)}: {', '.join(LABELS[m] for m in others)}" for s, others in close)
+        sentences.append(f"LLA is first in {first} of {of} settings" + (f", in {len(close)} of them in the mean only: a seed of another model is ahead of one of its own ({listed})"
+                                                                       if close else "") + ".")
         sentences.append("Against each: " + "; ".join(versus(runs, m, show) for m in rivals) + ".")
     return sentences
 
@@ -189,7 +193,7 @@ def smaller_segments(runs):
 
 def in_context(results):
     runs = Runs(results, ("length", "segment"), "test_error", True)
-    sentences = common(runs, number)
+    sentences = common(runs, number, "L = {}, S = {}")
     sentences += runs.not_run("L = {}, S = {}") + smaller_segments(runs)
     sentences += [*rows_sentences(runs), runs.shortened(100)]
     intro = (f"L shuffled pairs (x; y) of piecewise linear data, d = {results.settings['options']['dim']}, then {results.settings['options']['queries']} queries; mean squared error "
@@ -377,7 +381,7 @@ def state_tracking(results):
         a, b = runs.score(s, "lla"), runs.score(s, "softmax")
         if a and b:
             beside.append(f"N = {s[0]}: LLA {percent(a.mean)}, softmax {percent(b.mean)}; a difference of {100 * (a.mean - b.mean):+.1f} points.")
-    sentences = beside + (common(runs, percent) or ["; ".join(f"N = {s[0]}: {LABELS[m]} {percent(x.mean)}" for s in runs.settings for m, x in runs.winner(s)) + ". One model only."])
+    sentences = beside + (common(runs, percent, "N = {}") or ["; ".join(f"N = {s[0]}: {LABELS[m]} {percent(x.mean)}" for s in runs.settings for m, x in runs.winner(s)) + ". One model only."])
     sentences += runs.not_run("N = {}") + longer(runs) + [*rows_sentences(runs), runs.shortened(64)]
     intro = (f"N items at positions, N/6 to N/3 swaps, then {results.settings['options']['queries']} positions whose item is asked for. {setup(results)}")
     return Section(results.anchor("state-tracking"), results.titled("State tracking"), intro, f"<strong>{results.titled('State tracking')}:</strong> {' '.join(beside) or sentences[0]}",

@@ -86,6 +86,23 @@ def test_the_rate_at_which_any_seed_learns_counts(tmp_path):
     assert (score.learning_rate, score.seeds, score.mean) == (5e-4, 2, pytest.approx(0.49))
 
 
+def test_first_in_the_mean_only_is_said(tmp_path):
+    def regression(model, seed, error, segment):
+        return {**accuracy(model, 1e-3, seed, error, 300, length=64, segment=segment), "test_error": error, "test_error_chosen_on_test": error}
+    records = [regression(m, seed, e, 64) for m, errors in (("lla", (0.01, 0.05)), ("gated_deltanet", (0.04, 0.09)), ("softmax", (0.051, 0.2))) for seed, e in enumerate(errors, 1)]
+    records += [regression(m, seed, e, 8) for m, errors in (("lla", (0.8, 0.81)), ("softmax", (0.82,))) for seed, e in enumerate(errors, 1)]
+    runs = Runs(trained_results(tmp_path / "in-context", records), ("length", "segment"), "test_error", True)
+    said = trained.common(runs, str, "L = {}, S = {}")[0]
+    assert said == "LLA is first in 2 of 2 settings, in 1 of them in the mean only: a seed of another model is ahead of one of its own (L = 64, S = 64: Gated DeltaNet)."
+    apart = Runs(trained_results(tmp_path / "apart", [r for r in records if r["segment"] == 8]), ("length", "segment"), "test_error", True)
+    assert trained.common(apart, str, "L = {}, S = {}")[0] == "LLA is first in 1 of 1 settings."
+    # Of accuracies the larger is the better one.
+    here = {"items": 16}
+    records = [accuracy("lla", 1e-3, s, x, 300, **here) for s, x in ((1, 0.6), (2, 0.98))] + [accuracy("parallax", 1e-3, s, x, 300, **here) for s, x in ((1, 0.7), (2, 0.8))]
+    runs = Runs(trained_results(tmp_path / "tracking", records), ("items",), "test_accuracy", False)
+    assert runs.mean_only("lla") == [((16,), ["parallax"])]
+
+
 def test_a_model_run_once_does_not_narrow_the_means_of_all(tmp_path):
     records = [accuracy(m, 1e-3, 1, 1.0, 300, length=64, pairs=p) for m, pairs in (("lla", (4, 8, 16)), ("softmax", (8, 16)), ("parallax", (4,))) for p in pairs]
     runs = Runs(trained_results(tmp_path / "recall", records), ("length", "pairs"), "test_accuracy", False)
