@@ -683,13 +683,14 @@ TEST_P(GpuDecode, ShortUnitsRepeatThemselves) {
   }
 }
 
-// Rows enough that blocks have all of some: these are solved where they are, one after the other, beside rows that are not
-// for that (no ridge, hardly any, an infinite one), which the solving kernel does behind them.
+// Rows enough that blocks have all of some, one after the other, with ridges of every size side by side: none, hardly any,
+// an infinite one.
 TEST_P(GpuDecode, RowsThatABlockHasAllOf) {
   cudaDeviceProp device{};
   cudaGetDeviceProperties(&device, 0);
   const auto sequences = static_cast<size_t>(device.multiProcessorCount);
-  for (const auto& [dim, keys] : {std::pair{64, 40}, {64, 1100}, {96, 300}, {128, 40}, {128, 300}, {128, 1100}, {128, 2500}}) {
+  for (const auto& [dim, keys] :
+       {std::pair{64, 40}, {64, 1100}, {96, 300}, {128, 40}, {128, 300}, {128, 1100}, {128, 2500}}) {
     CacheSpec spec = decoding(dim, std::vector<CachedSequence>(sequences, {1, keys}));
     if (keys == 300) spec.dtype = DType::f16, spec.page_size = 16;
     if (dim == 96) spec.value_dim = 72;
