@@ -254,7 +254,19 @@ CacheSpec make_cache_case(Dice& dice) {
     for (const CachedSequence& q : s.sequences) s.max_total_k += q.keys;
   }
   if (dice.one_in(2)) s.dim = (s.dim + 7) / 8 * 8, s.value_dim = (s.value_dim + 7) / 8 * 8;  // what tensor cores take
+  s.options.batch_invariant = dice.one_in(3);
   return s;
+}
+
+// The same sequences in the other order: under batch_invariant nobody's bits change.
+void expect_the_same_bits_backwards(const CacheSpec& spec, const std::vector<Inputs>& inputs, const CacheForward& want,
+                                    const std::string& implementation) {
+  CacheSpec backwards = spec;
+  std::reverse(backwards.sequences.begin(), backwards.sequences.end());
+  const CacheForward got = run_cache(backwards, {inputs.rbegin(), inputs.rend()}, implementation);
+  ASSERT_EQ(got.status, LLA_OK) << got.message;
+  const size_t last = inputs.size() - 1;
+  for (size_t b = 0; b <= last; ++b) EXPECT_TRUE(identical(got.o[last - b], want.o[b])) << "sequence " << b;
 }
 
 void run_cache_case(uint64_t seed) {
@@ -277,6 +289,7 @@ void run_cache_case(uint64_t seed) {
       EXPECT_LE(relative_error(got.o[b], want.o[b]), gate) << "sequence " << b;
       for (const int status : got.row_status[b]) EXPECT_NE(status, LLA_ROW_NAN) << "sequence " << b;
     }
+    if (spec.options.batch_invariant) expect_the_same_bits_backwards(spec, inputs, got, name);
   }
 }
 
