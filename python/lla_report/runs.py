@@ -76,13 +76,13 @@ class Runs:
         return sum(r[0][0] == model for r in ranked), len(ranked)
 
     def mean_only(self, model):
-        """Settings in which `model` is first in the mean but not with every seed against every other's: with the models of which a seed is ahead of one of its own."""
+        """Settings where `model` is first in the mean, but a seed of another model is ahead of one of its own; each with those models."""
         found = []
         for setting in self.settings:
             ranked = self.winner(setting)
             if len(ranked) > 1 and ranked[0][0] == model:
                 worst = ranked[0][1].high if self.lower else ranked[0][1].low
-                others = [m for m, s in ranked[1:] if self.better(s.low if self.lower else s.high, worst)]
+                others = [m for m, s in ranked[1:] if self.better(self.best_of((s.low, s.high)), worst)]
                 if others:
                     found.append((setting, others))
         return found
